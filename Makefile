@@ -1,0 +1,52 @@
+# Each target makes the environment that it needs; `make demo` and `make test` are all one has to know.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(max(1, min(4, os.cpu_count() or 1)))")
+
+.PHONY: demo test test-slow setup lint docs bench tables clean
+
+demo: $(VENV)/demo.done
+	$(BIN)/icnn demo
+
+test: lint docs
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+test-slow: setup
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+setup: $(VENV)/all.done
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: setup
+	$(BIN)/mkdocs build --quiet --strict
+
+bench: setup
+	$(BIN)/python -m benchmarks.energies
+	$(BIN)/python -m icnn.report README.md docs
+
+clean:
+	rm -rf $(VENV) site
+
+# torch is pinned in constraints.txt, and goes in first: anything looser may pull in gigabytes.
+$(VENV)/torch.done: constraints.txt
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" \
+		|| { echo "icnn needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "Making the environment in $(VENV): a minute or two, once ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/demo.done: $(VENV)/torch.done pyproject.toml
+	$(PIP) --editable ".[cli,sklearn,viz]"
+	@touch $@
+
+$(VENV)/all.done: $(VENV)/demo.done
+	$(PIP) --group dev --group docs
+	@touch $@

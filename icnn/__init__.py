@@ -1,0 +1,27 @@
+"""Input convex neural networks: energies `f(x, y)` that are convex in `y` by construction."""
+
+from icnn.energies import activations
+from icnn.energies.activations import Activation
+from icnn.energies.compose import Max, Quadratic, Scale, Score, Sum
+from icnn.energies.energy import Energy
+from icnn.energies.ficnn import FICNN
+from icnn.energies.layers import NonNegative, keep_convex, project_
+from icnn.energies.picnn import PICNN
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FICNN",
+    "PICNN",
+    "Activation",
+    "Energy",
+    "Max",
+    "NonNegative",
+    "Quadratic",
+    "Scale",
+    "Score",
+    "Sum",
+    "activations",
+    "keep_convex",
+    "project_",
+]

@@ -1,0 +1,1 @@
+"""Energies `f(x, y)` that are convex in `y` by construction."""

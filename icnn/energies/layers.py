@@ -1,0 +1,135 @@
+"""Non-negative weights: how they are kept, drawn, read and tidied.
+
+`NonNegative` is the one place where a sign constraint lives. Whatever an optimiser did to the
+stored tensor, what a network reads from it is non-negative.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from icnn.checks import check_choice
+from icnn.energies.activations import smooth_plus
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def _clip_straight_through(raw: Tensor) -> Tensor:
+    """`max(raw, 0)`, with the gradient of the identity so that a clipped weight can come back.
+
+    In floating point raw + (0 - raw) is exactly 0 and raw + (raw - raw) exactly raw.
+    """
+    return raw + (raw.clamp(min=0) - raw).detach()
+
+
+@dataclass(frozen=True)
+class Positivity:
+    """A map onto the non-negative numbers and one of its right inverses."""
+
+    effective: Callable[[Tensor], Tensor]
+    raw: Callable[[Tensor], Tensor]
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _log(weight: Tensor) -> Tensor:
+    return weight.clamp(min=torch.finfo(weight.dtype).tiny).log()
+
+
+def _inverse_softplus(weight: Tensor) -> Tensor:
+    # log(exp(w) - 1) = w + log(1 - exp(-w)), which does not overflow.
+    weight = weight.clamp(min=torch.finfo(weight.dtype).tiny)
+    return weight + torch.log(-torch.expm1(-weight))
+
+
+POSITIVITY: dict[str | None, Positivity] = {
+    "project": Positivity(_clip_straight_through, _unchanged),
+    "softplus": Positivity(smooth_plus, _inverse_softplus),
+    "exp": Positivity(torch.exp, _log),
+    "square": Positivity(torch.square, torch.sqrt),
+    "abs": Positivity(torch.abs, _unchanged),
+    None: Positivity(_unchanged, _unchanged),
+}
+
+
+class NonNegative(nn.Module):
+    """A tensor that is non-negative whenever it is read by calling the module.
+
+    Args:
+        value: What it holds at first. An `nn.Parameter` is learned, a plain tensor is a constant.
+        positivity: `"project"` clips at zero on reading, with a straight-through gradient;
+            `"softplus"`, `"exp"`, `"square"` and `"abs"` reparametrise; `None` constrains nothing
+            (the paper's relaxed variant, which is not convex).
+    """
+
+    raw: Tensor
+
+    def __init__(self, value: Tensor, positivity: str | None = "project"):
+        super().__init__()
+        self.positivity = check_choice("positivity", positivity, list(POSITIVITY))
+        if isinstance(value, nn.Parameter):
+            self.raw = value
+        else:
+            self.register_buffer("raw", value.clone())
+        self.set_(value)
+
+    def forward(self) -> Tensor:
+        return POSITIVITY[self.positivity].effective(self.raw)
+
+    @torch.no_grad()
+    def set_(self, value: Tensor) -> None:
+        """Store `value`, so that reading gives it back."""
+        if self.positivity is not None and not bool((value >= 0).all()):
+            raise ValueError(f"`value` must be non-negative, got a minimum of {value.min():g}")
+        self.raw.copy_(POSITIVITY[self.positivity].raw(value.detach()))
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Clip what is stored to what is read. Reparametrised tensors have nothing to clip."""
+        if self.positivity == "project":
+            self.raw.clamp_(min=0)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.raw.shape)}, positivity={self.positivity!r}"
+
+
+def nonnegative_weight(out: int, fan_in: int, positivity: str | None) -> NonNegative:
+    """Draw the weight of a layer that must be non-decreasing in its `fan_in` inputs.
+
+    Positive weights do not cancel, so their mean sets the scale: rows that sum to about one keep
+    the units' mean where it was. Without the constraint PyTorch's own draw for `nn.Linear`.
+    """
+    if positivity is None:
+        weight = torch.empty(out, fan_in).uniform_(-1, 1) / math.sqrt(fan_in)
+    else:
+        weight = torch.empty(out, fan_in).uniform_(0.5, 1.5) / fan_in
+    return NonNegative(nn.Parameter(weight), positivity)
+
+
+def project_(module: M) -> M:
+    """Clip every constrained weight of `module` to its set, in place, and return the module."""
+    for part in module.modules():
+        if isinstance(part, NonNegative):
+            part.project_()
+    return module
+
+
+def keep_convex(module: nn.Module, optimizer: torch.optim.Optimizer) -> RemovableHandle:
+    """Call `project_(module)` after every `optimizer.step()`.
+
+    The energy is convex without it. With it the stored weights are the ones that are used, so
+    that weight decay and momentum act on them, and a clipped weight does not drift away below
+    zero. The handle that comes back has `remove()`.
+    """
+
+    def tidy(*_) -> None:
+        project_(module)
+
+    return optimizer.register_step_post_hook(tidy)

@@ -1,0 +1,90 @@
+"""Compositions compute what they say, on vectors and on images."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import icnn
+
+X, Y = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 2, 5, dtype=torch.float64)
+
+
+def net(x):
+    return torch.stack([x[:, i % 3].exp() for i in range(10)], dim=1).view(-1, 2, 5)
+
+
+def l1(x, y):
+    return y.abs().sum(dim=(1, 2))
+
+
+class L2(nn.Module):
+    """A user's own module, without `at`."""
+
+    def forward(self, x, y):
+        return y.square().sum(dim=(1, 2)).sqrt()
+
+
+def test_score():
+    expected = -torch.einsum("bij,bij->b", Y, net(X))
+    torch.testing.assert_close(icnn.Score(net)(X, Y), expected)
+
+
+@pytest.mark.parametrize("center", [net, torch.full((2, 5), 0.3, dtype=torch.float64), 0.3])
+@pytest.mark.parametrize("weight", [0.0, 2.5, torch.rand(2, 5).double(), torch.rand(5).double()])
+def test_quadratic(center: Any, weight: Any):
+    expected = torch.zeros(4, dtype=torch.float64)
+    centers = net(X) if callable(center) else center
+    for b, i, j in torch.cartesian_prod(torch.arange(4), torch.arange(2), torch.arange(5)).tolist():
+        w = torch.as_tensor(weight, dtype=torch.float64).expand(2, 5)[i, j]
+        c = torch.as_tensor(centers, dtype=torch.float64).expand(4, 2, 5)[b, i, j]
+        expected[b] += 0.5 * w * (Y[b, i, j] - c) ** 2
+    energy = icnn.Quadratic(center, weight)
+    torch.testing.assert_close(energy(X, Y), expected)
+    assert energy.y_shape == ((2, 5) if isinstance(center, torch.Tensor) else None)
+
+
+def test_sum_max_scale_of_modules_and_functions():
+    parts = [icnn.Score(net), L2(), l1]
+    values = torch.stack([part(X, Y) for part in parts])
+    torch.testing.assert_close(icnn.Sum(*parts)(X, Y), values.sum(dim=0))
+    torch.testing.assert_close(icnn.Max(*parts)(X, Y), values.amax(dim=0))
+    for c in (0, 0.1, torch.tensor(3.0), nn.Parameter(torch.tensor(3.0))):
+        torch.testing.assert_close(icnn.Scale(l1, c)(X, Y), c * l1(X, Y))
+
+
+def test_nesting():
+    energy = icnn.Scale(icnn.Sum(icnn.Max(l1, icnn.Scale(L2(), 2.0)), icnn.Quadratic(0.0)), 0.5)
+    expected = 0.5 * (torch.maximum(l1(X, Y), 2 * L2()(X, Y)) + 0.5 * Y.square().sum(dim=(1, 2)))
+    torch.testing.assert_close(energy(X, Y), expected)
+    torch.testing.assert_close(energy.at(X)(Y), expected)
+
+
+def test_the_x_path_of_every_part_runs_once():
+    calls = []
+
+    def counted(x):
+        calls.append(1)
+        return net(x)
+
+    energy = icnn.Sum(icnn.Max(icnn.Score(counted), icnn.Quadratic(counted)), icnn.Score(counted))
+    f = energy.at(X)
+    for _ in range(5):
+        f(Y)
+    assert len(calls) == 3
+
+
+def test_a_learned_scale_that_became_negative_counts_as_zero():
+    c, weight = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.ones(5))
+    energy = icnn.Sum(icnn.Scale(l1, c), icnn.Quadratic(0.0, weight))
+    with torch.no_grad():
+        c.fill_(-1)
+        weight.fill_(-1)
+    assert torch.equal(energy(X, Y), torch.zeros(4, dtype=torch.float64))
+    assert {id(p) for p in energy.parameters()} == {id(c), id(weight)}
+
+
+def test_numbers_are_exact_in_every_dtype():
+    """0.1 is not rounded to float32 on its way into a float64 energy."""
+    torch.testing.assert_close(icnn.Scale(l1, 0.1)(X, Y), 0.1 * l1(X, Y), rtol=1e-15, atol=0)
