@@ -28,6 +28,10 @@ docs: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.energies
+	$(MAKE) tables
+
+# Every table in README and docs, made anew from results/.
+tables: setup
 	$(BIN)/python -m icnn.report README.md docs
 
 clean:

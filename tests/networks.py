@@ -43,7 +43,9 @@ def composed(**options) -> icnn.Energy:
     return icnn.Sum(
         icnn.Score(net),
         icnn.Scale(icnn.Max(picnn(**options), curved), nn.Parameter(torch.tensor(0.1))),
-        icnn.Quadratic(torch.full((DIM_Y,), 0.5), nn.Parameter(torch.full((DIM_Y,), 0.1))),
+        icnn.Quadratic(
+            nn.Parameter(torch.full((DIM_Y,), 0.5)), nn.Parameter(torch.full((DIM_Y,), 0.1))
+        ),
         lambda x, y: y.abs().sum(dim=1),
     )
 

@@ -1,6 +1,7 @@
 """What the registry says of an activation is what the function does."""
 
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -47,12 +48,11 @@ def test_what_is_not_convex_and_nondecreasing_is_refused(activation: Activation)
         icnn.FICNN(DIM_Y, activation=activation)
         icnn.PICNN(DIM_X, DIM_Y, activation=activation)
         return
-    for make in (icnn.FICNN, icnn.PICNN):
-        dims = (DIM_Y,) if make is icnn.FICNN else (DIM_X, DIM_Y)
+    for make in (partial(icnn.FICNN, DIM_Y), partial(icnn.PICNN, DIM_X, DIM_Y)):
         with pytest.raises(
             ValueError, match=r"`activation` must be convex and non-decreasing"
         ) as e:
-            make(*dims, activation=activation)
+            make(activation=activation)
         assert repr(activation.name) in str(e.value)
         assert activation.reason in str(e.value)
     icnn.PICNN(DIM_X, DIM_Y, x_activation=activation)

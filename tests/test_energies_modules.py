@@ -134,6 +134,19 @@ def test_at_freezes_dropout_masks():
     assert not torch.equal(f(y), energy.at(x)(y))
 
 
+@pytest.mark.parametrize("positivity", ["project", "abs", None])
+@EVERY_FAMILY
+def test_made_under_no_grad_at_has_gradients_in_y_alone(make: Make, positivity):
+    energy = make(positivity=positivity)
+    x, y = batch(4)
+    with torch.no_grad():
+        f = energy.at(x)
+    y.requires_grad_()
+    f(y).sum().backward()
+    assert y.grad is not None
+    assert all(parameter.grad is None for parameter in energy.parameters())
+
+
 def test_at_freezes_batch_statistics():
     energy = picnn_batch_norm().train()
     x, y = batch(8)

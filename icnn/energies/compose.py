@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from icnn.checks import check_batch, check_callable
 from icnn.energies.energy import Energy, EnergyAt, at
-from icnn.energies.layers import NonNegative
+from icnn.energies.layers import NonNegative, frozen
 
 AnyEnergy = Callable[[Any, Tensor], Tensor]
 
@@ -61,6 +61,7 @@ class Quadratic(Energy):
             center = output("center", center, x)
             batch, *y_shape = center.shape
         else:
+            center = frozen(center) if isinstance(center, Tensor) else center
             y_shape = self.y_shape
 
         def energy(y: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class Energy(nn.Module):
         """Compute all that depends on `x` alone, once; the callable maps `y` to `(B,)`.
 
         Dropout masks and batch statistics along the x-path are those of this one computation.
+        Made under `torch.no_grad()`, the callable has gradients in `y` alone.
         """
         raise TypeError(f"{type(self).__name__} must define `at(x)`")
 
@@ -57,13 +58,15 @@ class Layer(NamedTuple):
     gate_z: Tensor | None = None  # (B, m), non-negative
 
     def __call__(self, z: Tensor | None, y: Tensor) -> Tensor:
-        gated = y if self.gate_y is None else y * self.gate_y
-        total = torch.addmm(self.bias, gated, self.wy.t())
-        if self.wz is not None:
-            assert z is not None, "only the first layer has no z"
-            gated = z if self.gate_z is None else z * self.gate_z
-            total = torch.addmm(total, gated, self.wz.t())
+        total = torch.addmm(self.bias, gated(y, self.gate_y), self.wy.t())
+        if self.wz is not None and z is not None:
+            total = torch.addmm(total, gated(z, self.gate_z), self.wz.t())
         return self.activation(total)
+
+
+def gated(value: Tensor, gate: Tensor | None) -> Tensor:
+    """`value * gate`, where no gate is a gate of ones."""
+    return value if gate is None else value * gate
 
 
 class LayeredEnergy(Energy):
@@ -74,15 +77,21 @@ class LayeredEnergy(Energy):
         raise TypeError(f"{type(self).__name__} must define `describe(x)`")
 
     def at(self, x: Tensor | None) -> EnergyAt:
-        return partial(evaluate, self.describe(x))
+        *hidden, last = self.describe(x)
+        assert last.wz is not None, "`hidden` has at least one width"
+        # The last layer is linear with one unit: its weights times its gates are one slope in z
+        # and one in y, per example. That saves its products in every call.
+        slopes = gated(last.wz, last.gate_z), gated(last.wy, last.gate_y)
+        return partial(evaluate, hidden, *slopes, last.bias.squeeze(-1))
 
 
-def evaluate(layers: list[Layer], y: Tensor) -> Tensor:
-    """The recurrence itself: the first layer has no `z`, the last one has a single unit."""
-    wy, bias = layers[0].wy, layers[0].bias
-    y = check_batch("y", y, (len(bias) if bias.ndim == 2 else None, wy.shape[1]), like=wy)
-    z = None
-    for layer in layers:
+def evaluate(
+    layers: list[Layer], slope_z: Tensor, slope_y: Tensor, bias: Tensor, y: Tensor
+) -> Tensor:
+    """The recurrence: the first layer has no `z`, the last one is linear."""
+    batch = len(bias) if bias.ndim else None
+    check_batch("y", y, (batch, slope_y.shape[1]), like=layers[0].wy)
+    z = layers[0](None, y)
+    for layer in layers[1:]:
         z = layer(z, y)
-    assert z is not None, "an energy has at least one layer"
-    return z.squeeze(-1)
+    return (z * slope_z).sum(dim=1) + (y * slope_y).sum(dim=1) + bias

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from icnn.checks import check_batch, check_choice, check_count, check_widths
 from icnn.energies.activations import Activation, convex_activation, identity
 from icnn.energies.energy import Layer, LayeredEnergy
-from icnn.energies.layers import POSITIVITY, nonnegative_weight
+from icnn.energies.layers import POSITIVITY, frozen, nonnegative_weight
 
 
 class FICNN(LayeredEnergy):
@@ -24,7 +24,7 @@ class FICNN(LayeredEnergy):
         activation: A convex, non-decreasing activation: a name, or an `icnn.Activation`.
         positivity: How `Wz` is kept non-negative, see `icnn.NonNegative`.
 
-    Example:
+    Examples:
         >>> energy = icnn.FICNN(dim_y=2)
         >>> energy(None, torch.rand(5, 2)).shape
         torch.Size([5])
@@ -85,10 +85,10 @@ class FullLayer(nn.Module):
         self.wx = nn.Linear(dim_x, width, bias=False) if dim_x else None
 
     def forward(self, x: Tensor | None) -> Layer:
-        b = self.wy.bias
+        b = frozen(self.wy.bias)
         return Layer(
             self.activation,
-            wy=self.wy.weight,
+            wy=frozen(self.wy.weight),
             bias=b if self.wx is None or x is None else F.linear(x, self.wx.weight, b),
             wz=None if self.wz is None else self.wz(),
         )

@@ -59,6 +59,15 @@ POSITIVITY: dict[str | None, Positivity] = {
 }
 
 
+def frozen(parameter: Tensor) -> Tensor:
+    """A parameter as computations under the present grad mode see it.
+
+    What is computed under `no_grad` carries no gradient; a parameter that is passed on as it is
+    would, and an energy frozen at `x` would learn through some of its weights and not others.
+    """
+    return parameter if torch.is_grad_enabled() else parameter.detach()
+
+
 class NonNegative(nn.Module):
     """A tensor that is non-negative whenever it is read by calling the module.
 
@@ -81,7 +90,7 @@ class NonNegative(nn.Module):
         self.set_(value)
 
     def forward(self) -> Tensor:
-        return POSITIVITY[self.positivity].effective(self.raw)
+        return POSITIVITY[self.positivity].effective(frozen(self.raw))
 
     @torch.no_grad()
     def set_(self, value: Tensor) -> None:

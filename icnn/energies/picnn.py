@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from icnn.checks import check_batch, check_choice, check_count, check_widths
 from icnn.energies.activations import Activation, any_activation, convex_activation, identity
 from icnn.energies.energy import Layer, LayeredEnergy
-from icnn.energies.layers import POSITIVITY, nonnegative_weight
+from icnn.energies.layers import POSITIVITY, frozen, nonnegative_weight
 
 NORMS = {None: nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
@@ -32,7 +32,7 @@ class PICNN(LayeredEnergy):
         x_norm: `None`, `"batch"` or `"layer"`: what normalises the x-path before its activation.
         positivity: How `Wz` is kept non-negative, see `icnn.NonNegative`.
 
-    Example:
+    Examples:
         >>> energy = icnn.PICNN(dim_x=3, dim_y=2)
         >>> f = energy.at(torch.rand(5, 3))  # the x-path, once
         >>> f(torch.rand(5, 2)).shape
@@ -126,7 +126,7 @@ class PartialLayer(nn.Module):
     def forward(self, u: Tensor) -> Layer:
         return Layer(
             self.activation,
-            wy=self.wy.weight,
+            wy=frozen(self.wy.weight),
             bias=self.wu(u),
             gate_y=self.wyu(u),
             wz=None if self.wz is None else self.wz(),

@@ -1,0 +1,1 @@
+"""One file a question; each prints a table of ratios measured in one run."""

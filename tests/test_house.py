@@ -1,0 +1,119 @@
+"""The house around the rooms: the command, the reports, the documents, missing extras and data."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import icnn
+from benchmarks.energies import bare_value_and_gradient
+from icnn import report
+from icnn.experiments import demo
+from icnn.extras import require
+
+ROOT = Path(__file__).parent.parent
+
+
+def command(*arguments: str, check: bool = True) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "icnn", *arguments], capture_output=True, text=True, check=check
+    )
+    return done.stdout + done.stderr
+
+
+def test_version_and_help():
+    assert command("--version").startswith(f"icnn {icnn.__version__} (torch {torch.__version__}")
+    assert "demo" in command("--help")
+    for option in ("--seed", "--out", "--fast"):
+        assert option in command("demo", "--help")
+
+
+def test_demo_draws_and_repeats_itself(tmp_path: Path):
+    runs = [demo.run(demo.Settings(seed=5, out=tmp_path / str(i), fast=True)) for i in range(2)]
+    assert runs[0]["numbers"] == runs[1]["numbers"]
+    for i in range(2):
+        assert json.loads((tmp_path / str(i) / "demo.json").read_text()) == runs[i]
+        assert (tmp_path / str(i) / "demo.png").read_bytes().startswith(b"\x89PNG")
+    (bowl, valley, _) = runs[0]["numbers"].values()
+    assert bowl["FICNN, 64-64: pairs that violate Jensen"] == "0.0%"
+    assert valley["slices f(x, .) that bend down anywhere"].startswith("0 of")
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'torch-icnn\[viz\]'"):
+        require("no_such_module", "viz")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    main = importlib.import_module("icnn.__main__").main
+    with pytest.raises(SystemExit, match=r"icnn: typer is not installed: .*torch-icnn\[cli\]"):
+        main()
+
+
+def test_the_core_imports_no_extra():
+    extras = "typer rich sklearn matplotlib gymnasium cvxpy onnx numba ray pooch tensorboard"
+    code = f"import sys, icnn; print([m for m in {extras.split()} if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_every_name_is_in_the_reference():
+    reference = (ROOT / "docs/reference.md").read_text()
+    assert {n for n in icnn.__all__ if f"::: icnn.{n}\n" not in reference} == set()
+
+
+def test_tables_are_made_from_results(tmp_path: Path):
+    report.write("few", {"seed": 0}, [{"": "a", "x": 1.23456, "y": 1234.5, "n": 7}], tmp_path)
+    text = "before\n<!-- results: few -->\nold\n<!-- end -->\nafter\n"
+    filled = report.fill(text, tmp_path)
+    assert "| a | 1.23 | 1234 | 7 |" in filled
+    assert "old" not in filled
+    assert report.fill(filled, tmp_path) == filled
+    made = json.loads((tmp_path / "few.json").read_text())
+    assert made["settings"] == {"seed": 0}
+    assert made["made"]["torch"] == torch.__version__
+
+
+def test_tables_in_the_documents_are_up_to_date():
+    for document in report.documents([ROOT / "README.md", ROOT / "docs"]):
+        text = document.read_text()
+        assert report.fill(text, ROOT / "results") == text, f"{document}: run `make tables`"
+
+
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert all((ROOT / link).exists() for link in links if not link.startswith("http"))
+
+
+def test_the_benchmark_compares_the_same_function():
+    energy = icnn.PICNN(20, 7, (11, 5)).double()
+    x, y = torch.randn(9, 20).double(), torch.randn(9, 7).double().requires_grad_()
+    value, gradient = bare_value_and_gradient(energy.describe(x), y)
+    torch.testing.assert_close(energy(x, y), value)
+    torch.testing.assert_close(torch.autograd.grad(energy(x, y).sum(), y)[0], gradient)
+
+
+DATA_TEST = "import pytest\n@pytest.mark.data\ndef test_data(): pass\ndef test_other(): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("ci", "data", "outcome", "line"),
+    [
+        ("", False, {"passed": 1, "deselected": 1}, "tests marked `data` are deselected: *"),
+        ("true", False, {"passed": 1, "errors": 1}, "*the real data files are missing*"),
+        ("", True, {"passed": 2}, "*2 passed*"),
+        ("true", True, {"passed": 2}, "*2 passed*"),
+    ],
+)
+def test_data_tests_are_left_out_or_fail_in_ci(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci, data, outcome, line
+):
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("ICNN_DATA", str(pytester.path) if data else "")
+    pytester.makeconftest((ROOT / "conftest.py").read_text())
+    pytester.makepyfile(DATA_TEST)
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(**outcome)
+    result.stdout.fnmatch_lines([line])
