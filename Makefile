@@ -11,7 +11,7 @@ demo: $(VENV)/demo.done
 	$(BIN)/icnn demo
 
 test: lint docs
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test-slow: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
@@ -35,14 +35,15 @@ tables: setup
 	$(BIN)/python -m icnn.report README.md docs
 
 clean:
-	rm -rf $(VENV) site
+	rm -rf $(VENV) site icnn-demo
 
-# torch is pinned in constraints.txt, and goes in first: anything looser may pull in gigabytes.
+# torch goes in first and pinned, so that nothing later may choose another build of it. Where pip is
+# set up (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL) to find a CPU build of that version, it takes that.
 $(VENV)/torch.done: constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" \
 		|| { echo "icnn needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "Making the environment in $(VENV): a minute or two, once ..."
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(PIP) torch
 	@touch $@

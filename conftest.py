@@ -17,7 +17,11 @@ IN_CI = os.environ.get("CI") == "true"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the data tests where there is no data; in CI they stay, and fail."""
+    """Keep a page's blocks in one process; leave out data tests where there is no data."""
+    for item in items:
+        if item.path.suffix == ".md":
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    # In CI they stay, and fail.
     if not DATA.is_dir() and not IN_CI:
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("data")])
         items[:] = [i for i in items if not i.get_closest_marker("data")]
@@ -30,7 +34,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter) -> None:
     if not DATA.is_dir() and not IN_CI:
-        terminalreporter.write_line(f"tests marked `data` are deselected: {NO_DATA}")
+        terminalreporter.write_line(f"tests marked `data`, if any, are deselected: {NO_DATA}")
 
 
 @pytest.fixture(autouse=True)

@@ -60,7 +60,7 @@ def cases(energy: icnn.PICNN, x: Tensor, y: Tensor) -> Cases:
             lambda: bare_products(layers, y),
         ),
         "at(x)": (
-            lambda: energy.at(x),
+            torch.no_grad()(lambda: energy.at(x)),
             lambda: bare_x_path(energy, x),
             lambda: bare_x_products(energy, x),
         ),

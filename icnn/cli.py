@@ -15,8 +15,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Seed = Annotated[int, typer.Option(help="Seed of every random choice.")]
-Out = Annotated[Path, typer.Option(help="Folder for pictures and numbers; made if missing.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of every random choice.")]
+
+
+def writable(folder: Path) -> Path:
+    """Make the folder now: nobody wants to hear after the work that there is no place for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot make {folder}: {error.strerror}") from error
+    return folder
+
+
+Out = Annotated[
+    Path, typer.Option(callback=writable, help="Folder for pictures and numbers; made if missing.")
+]
 Fast = Annotated[bool, typer.Option("--fast", help="Fewer steps: seconds, and worse fits.")]
 
 
@@ -35,7 +48,10 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Versions.")
+        bool,
+        typer.Option(
+            "--version", callback=show_version, is_eager=True, help="Show versions and exit."
+        ),
     ] = False,
 ) -> None:
     """Input convex neural networks: energies f(x, y) that are convex in y by construction."""
@@ -43,7 +59,7 @@ def options(
 
 @app.command()
 def demo(seed: Seed = 0, out: Out = Path("icnn-demo"), fast: Fast = False) -> None:
-    """Two minutes through what works: three energies trained, measured and drawn."""
+    """Half a minute through what works: three energies trained, measured and drawn."""
     from icnn.experiments.demo import Settings, run
 
     run(Settings(seed=seed, out=out, fast=fast))

@@ -55,7 +55,7 @@ def table(rows: Sequence[Row]) -> str:
 
     def cell(value: str | float) -> str:
         # Three digits, but never an exponent; counts as they are.
-        if isinstance(value, str | int):
+        if isinstance(value, str | int) or not math.isfinite(value):
             return str(value)
         digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
         return f"{value:.{digits}f}"

@@ -67,14 +67,21 @@ def test_refusal_says_why(name: str):
 @pytest.mark.parametrize("unknown", ["swish", "ReLU", torch.relu, torch.nn.ReLU(), None, 3])
 def test_unknown_activation(unknown):
     for argument in ("activation", "x_activation"):
-        with pytest.raises(ValueError, match=f"`{argument}` must be one of relu"):
+        with pytest.raises(ValueError, match=f"`{argument}` must be one of the names relu"):
             icnn.PICNN(DIM_X, DIM_Y, **{argument: unknown})
 
 
 def test_softplus_needs_a_positive_beta():
-    for beta in (0.0, -1.0, float("nan")):
+    for beta in (0.0, -1.0):
         with pytest.raises(ValueError, match="`beta` must be positive, got"):
             softplus(beta)
+
+
+@pytest.mark.parametrize("wrong", ["a", None, float("nan"), float("inf")])
+def test_numbers_of_activations(wrong):
+    for make, argument in ((leaky_relu, "slope"), (elu, "alpha"), (softplus, "beta")):
+        with pytest.raises(ValueError, match=f"`{argument}` must be a finite number, got"):
+            make(wrong)
 
 
 def test_a_users_own_activation():

@@ -76,13 +76,53 @@ def test_the_x_path_of_every_part_runs_once():
 
 
 def test_a_learned_scale_that_became_negative_counts_as_zero():
-    c, weight = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.ones(5))
+    c, weight = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.ones(5).double())
     energy = icnn.Sum(icnn.Scale(l1, c), icnn.Quadratic(0.0, weight))
     with torch.no_grad():
         c.fill_(-1)
         weight.fill_(-1)
     assert torch.equal(energy(X, Y), torch.zeros(4, dtype=torch.float64))
     assert {id(p) for p in energy.parameters()} == {id(c), id(weight)}
+
+
+def test_constants_are_copies_and_move_with_the_module():
+    center, weight = torch.zeros(2, 5, requires_grad=True), torch.ones(5)
+    energy = icnn.Quadratic(center, weight)
+    assert {key: value.shape for key, value in energy.state_dict().items()} == {
+        "center": (2, 5),
+        "weight.raw_project": (5,),
+    }
+    assert not list(energy.parameters())
+    before = energy(None, Y.float())
+    assert not before.requires_grad
+    with torch.no_grad():
+        center.add_(1)
+        weight.add_(1)
+    assert torch.equal(energy(None, Y.float()), before)
+    torch.testing.assert_close(energy.double()(None, Y), before.double(), rtol=1e-6, atol=0)
+
+
+def test_a_learned_scalar_center():
+    center = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+    energy = icnn.Sum(icnn.Quadratic(center), l1)
+    torch.testing.assert_close(energy(X, Y), icnn.Sum(icnn.Quadratic(0.5), l1)(X, Y))
+    assert list(energy.parameters()) == [center]
+
+
+def test_representations_show_the_numbers():
+    shown = repr(icnn.Scale(icnn.Sum(icnn.Quadratic(0.5, 2.0), l1), 0.1))
+    assert all(part in shown for part in ("c=0.1", "center=0.5, weight=2", "l1"))
+    assert len(repr(icnn.FICNN(3).at(None))) < 200
+
+
+def test_an_energy_that_only_defines_forward():
+    class Own(icnn.Energy):
+        def forward(self, x, y):
+            return l1(x, y)
+
+    for energy in (Own(), icnn.Sum(Own())):
+        torch.testing.assert_close(energy(X, Y), l1(X, Y))
+        torch.testing.assert_close(energy.at(X)(Y), l1(X, Y))
 
 
 def test_numbers_are_exact_in_every_dtype():

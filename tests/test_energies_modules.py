@@ -6,7 +6,18 @@ import pickle
 
 import pytest
 import torch
-from networks import DEVICES, DIM_X, DIM_Y, EVERY_FAMILY, Make, batch, picnn_batch_norm
+from networks import (
+    DEVICES,
+    DIM_X,
+    DIM_Y,
+    EVERY_FAMILY,
+    Make,
+    batch,
+    composed,
+    ficnn,
+    picnn,
+    picnn_batch_norm,
+)
 from torch import nn
 
 import icnn
@@ -68,8 +79,11 @@ def test_bfloat16_autocast(make: Make, device: str):
     x, y = batch(16, device=device)
     with torch.autocast(device, torch.bfloat16):
         value = energy(x, y)
-        value.float().sum().backward()
-    torch.testing.assert_close(value.float(), energy(x, y), rtol=0.05, atol=0.05)
+        value.sum().backward()
+        f = energy.at(x)
+        assert value.dtype == energy(x, y.bfloat16()).dtype == torch.float32
+    torch.testing.assert_close(value, energy(x, y), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(f(y), energy(x, y), rtol=0.05, atol=0.05)  # outside autocast
     assert all(p.grad is not None and p.grad.isfinite().all() for p in energy.parameters())
 
 
@@ -88,6 +102,78 @@ def test_compiles_as_one_graph(make: Make, device: str):
     torch.testing.assert_close(
         *(torch.autograd.grad(v.sum(), y)[0] for v in (value, expected)), rtol=1e-4, atol=1e-5
     )
+
+
+def test_compiles_in_training_mode_with_gradients_of_parameters():
+    torch.compiler.reset()
+    energy = picnn_batch_norm(positivity="softplus").train()
+    other = copy.deepcopy(energy)
+    x, y = batch(6)
+    for f in (energy, torch.compile(other, fullgraph=True, backend="aot_eager")):
+        f(x, y).square().sum().backward()
+    for p, q in zip(energy.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@EVERY_FAMILY
+def test_compiles_with_the_default_backend(make: Make):
+    """Needs a C++ compiler, which a machine that only uses the library need not have."""
+    torch.compiler.reset()
+    energy = make().eval()
+    x, y = batch(6)
+    value = torch.compile(energy, fullgraph=True)(x, y)
+    torch.testing.assert_close(value, energy(x, y), rtol=1e-4, atol=1e-5)
+
+
+@EVERY_FAMILY
+def test_exports_with_a_batch_of_any_size(make: Make):
+    energy = make().eval()
+    size = torch.export.Dim("size", min=2)
+    dynamic = ({0: None if make is ficnn else size}, {0: size})
+    exported = torch.export.export(energy, batch(5), dynamic_shapes=dynamic).module()
+    x, y = batch(5 if make is ficnn else 9)
+    torch.testing.assert_close(exported(x, y), energy(x, y))
+
+
+def test_meta_device():
+    with torch.device("meta"):
+        energy = composed()
+        assert energy(*batch(4)).shape == (4,)
+
+
+@EVERY_FAMILY
+def test_replicas_without_parameters(make: Make):
+    """DataParallel gives its replicas plain tensors where parameters were."""
+    energy = make().eval()
+    x, y = batch(4)
+    expected = energy(x, y)
+    replica = copy.deepcopy(energy)
+    for part in replica.modules():
+        for name, parameter in list(part._parameters.items()):
+            if parameter is not None:
+                del part._parameters[name]
+                setattr(part, name, parameter.detach())
+    assert not list(replica.parameters())
+    assert torch.equal(replica(x, y), expected)
+
+
+def test_forward_mode_does_not_depend_on_grad_mode():
+    energy = picnn(activation="softplus").double()
+    x, y = batch(4, dtype=torch.float64)
+    parameters = {k: v.detach() for k, v in energy.named_parameters()}
+    tangents = {k: torch.randn_like(v) for k, v in parameters.items()}
+
+    def f(parameters):
+        return torch.func.functional_call(energy, parameters, (x, y))
+
+    forward = torch.func.jvp(f, (parameters,), (tangents,))[1]
+    with torch.no_grad():
+        under_no_grad = torch.func.jvp(f, (parameters,), (tangents,))[1]
+    jacobians = torch.func.jacrev(f)(parameters)
+    reverse = [jacobians[k].flatten(1) @ tangents[k].flatten() for k in tangents]
+    torch.testing.assert_close(forward, under_no_grad)
+    torch.testing.assert_close(forward, torch.stack(reverse).sum(dim=0))
 
 
 @EVERY_FAMILY
@@ -152,6 +238,7 @@ def test_at_freezes_batch_statistics():
     x, y = batch(8)
     f = energy.at(x)
     statistics = {k: v.clone() for k, v in energy.state_dict().items() if "running" in k}
+    assert len(statistics) == 6
     before = f(y)
     energy.eval()
     assert torch.equal(f(y), before)

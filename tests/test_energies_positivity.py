@@ -98,15 +98,22 @@ def test_a_parameter_is_learned_and_stays_the_users_own_a_tensor_is_a_constant()
     assert icnn.NonNegative(parameter).raw is parameter
     kept = icnn.NonNegative(constant, "exp")
     assert not list(kept.parameters())
-    assert set(kept.state_dict()) == {"raw"}
+    assert set(kept.state_dict()) == {"raw_exp"}
     kept.set_(torch.full((3,), 5.0))
     assert torch.equal(constant, torch.ones(3))
 
 
 @pytest.mark.parametrize("positivity", POSITIVITIES)
 def test_negative_values_are_refused(positivity):
-    with pytest.raises(ValueError, match="`value` must be non-negative, got a minimum of -1"):
+    with pytest.raises(ValueError, match="`value` must be at least 0, got a minimum of -1"):
         icnn.NonNegative(torch.tensor([1.0, -1.0]), positivity)
+
+
+def test_weights_of_one_mode_do_not_load_into_another():
+    with pytest.raises(
+        RuntimeError, match=r"Missing key.*wz\.raw_exp.*\n.*Unexpected.*raw_project"
+    ):
+        picnn(positivity="exp").load_state_dict(picnn().state_dict())
 
 
 def test_unknown_positivity():

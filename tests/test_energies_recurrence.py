@@ -51,29 +51,56 @@ def test_ficnn_is_equation_2(activation: str, dim_x: int):
         assert f == pytest.approx(z[0], rel=1e-12)
 
 
+def normalise(norm: nn.Module, values: np.ndarray, batch_norm: bool, training: bool) -> np.ndarray:
+    """Batch norm (by the batch, or by running statistics) or layer norm, from its definition."""
+    state = {key: array(value) for key, value in norm.state_dict().items()}
+    if batch_norm and not training:
+        mean, variance = state["running_mean"], state["running_var"]
+    else:
+        axis = 0 if batch_norm else 1
+        mean = values.mean(axis=axis, keepdims=True)
+        variance = values.var(axis=axis, keepdims=True)
+    return (values - mean) / np.sqrt(variance + 1e-5) * state["weight"] + state["bias"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("x_norm", [None, "batch", "layer"])
 @pytest.mark.parametrize("activation", G)
-def test_picnn_is_equation_3(activation: str):
-    energy = icnn.PICNN(DIM_X, DIM_Y, (5, 7), activation=activation, x_activation="tanh").double()
+def test_picnn_is_equation_3(activation: str, x_norm: str | None, training: bool):
+    energy = icnn.PICNN(
+        DIM_X, DIM_Y, (5, 7), activation=activation, x_activation="tanh", x_norm=x_norm
+    ).double()
     randomise(energy)
-    xs, ys = batch(6, dtype=DOUBLE)
-    for x, y, f in zip(array(xs), array(ys), array(energy(xs, ys)), strict=True):
-        u, z = x, np.zeros(0)
-        for i, layer in enumerate(energy.layers):
-            assert isinstance(layer, PartialLayer)
-            total = array(layer.wu.weight) @ u + array(layer.wu.bias)
-            gate = array(layer.wyu.weight) @ u + array(layer.wyu.bias)
-            total = total + array(layer.wy.weight) @ (y * gate)
-            if i > 0:
-                assert layer.wzu is not None
-                gate = array(layer.wzu.weight) @ u + array(layer.wzu.bias)
-                total = total + weight(layer.wz) @ (z * np.maximum(gate, 0))
-            z = G[activation](total) if i < 2 else total
-            if i < 2:
-                x_layer = energy.x_path[i]
-                assert isinstance(x_layer, XLayer)
-                u = np.tanh(array(x_layer.linear.weight) @ u + array(x_layer.linear.bias))
-        assert z.shape == (1,)
-        assert f == pytest.approx(z[0], rel=1e-12)
+    energy(*batch(20, dtype=DOUBLE))  # running statistics that are not those of a fresh module
+    energy.train(training)
+    x, y = batch(6, dtype=DOUBLE)
+    u, z, v = array(x), np.zeros((6, 0)), array(y)
+    for i, layer in enumerate(energy.layers):
+        assert isinstance(layer, PartialLayer)
+        total = u @ array(layer.wu.weight).T + array(layer.wu.bias)
+        gate = u @ array(layer.wyu.weight).T + array(layer.wyu.bias)
+        total = total + (v * gate) @ array(layer.wy.weight).T
+        if i > 0:
+            assert layer.wzu is not None
+            gate = u @ array(layer.wzu.weight).T + array(layer.wzu.bias)
+            total = total + (z * np.maximum(gate, 0)) @ weight(layer.wz).T
+        z = G[activation](total) if i < 2 else total
+        if i < 2:
+            x_layer = energy.x_path[i]
+            assert isinstance(x_layer, XLayer)
+            u = u @ array(x_layer.linear.weight).T + array(x_layer.linear.bias)
+            if x_norm:
+                u = normalise(x_layer.norm, u, x_norm == "batch", training)
+            u = np.tanh(u)
+    np.testing.assert_allclose(array(energy(x, y)), z[:, 0], rtol=1e-11)
+
+
+def test_gates_start_near_one():
+    """A fresh PICNN is close to a FICNN, with a term in x beside it."""
+    layers = icnn.PICNN(DIM_X, DIM_Y).describe(torch.randn(1000, DIM_X))
+    for layer in layers:
+        for gate in (layer.gate_y, layer.gate_z):
+            assert gate is None or gate.mean().item() == pytest.approx(1, abs=0.2)
 
 
 def test_proposition_2_a_picnn_that_is_a_given_ficnn():

@@ -9,28 +9,36 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import icnn
 from benchmarks.energies import bare_value_and_gradient
 from icnn import report
+from icnn.cli import app
 from icnn.experiments import demo
 from icnn.extras import require
 
 ROOT = Path(__file__).parent.parent
 
 
-def command(*arguments: str, check: bool = True) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "icnn", *arguments], capture_output=True, text=True, check=check
-    )
-    return done.stdout + done.stderr
+def command(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
 
 
 def test_version_and_help():
     assert command("--version").startswith(f"icnn {icnn.__version__} (torch {torch.__version__}")
     assert "demo" in command("--help")
-    for option in ("--seed", "--out", "--fast"):
-        assert option in command("demo", "--help")
+    assert all(option in command("demo", "--help") for option in ("--seed", "--out", "--fast"))
+    shown = subprocess.check_output([sys.executable, "-m", "icnn", "--version"], text=True)
+    assert shown == command("--version")
+
+
+def test_wrong_options_are_refused_before_any_work(tmp_path: Path):
+    (tmp_path / "file").touch()
+    assert "--seed" in command("demo", "--seed", "-1")
+    assert "--out" in command("demo", "--out", str(tmp_path / "file"))
+    assert "--out" in command("demo", "--out", str(tmp_path / "file" / "below"))
 
 
 def test_demo_draws_and_repeats_itself(tmp_path: Path):
@@ -39,9 +47,9 @@ def test_demo_draws_and_repeats_itself(tmp_path: Path):
     for i in range(2):
         assert json.loads((tmp_path / str(i) / "demo.json").read_text()) == runs[i]
         assert (tmp_path / str(i) / "demo.png").read_bytes().startswith(b"\x89PNG")
-    (bowl, valley, _) = runs[0]["numbers"].values()
-    assert bowl["FICNN, 64-64: pairs that violate Jensen"] == "0.0%"
-    assert valley["slices f(x, .) that bend down anywhere"].startswith("0 of")
+    bowl, valley, _ = runs[0]["numbers"].values()
+    assert bowl["FICNN, 64-64: chords below the curve"] == 0
+    assert valley["slices f(x, .) that bend down, of 241"] == 0
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -65,10 +73,11 @@ def test_every_name_is_in_the_reference():
 
 
 def test_tables_are_made_from_results(tmp_path: Path):
-    report.write("few", {"seed": 0}, [{"": "a", "x": 1.23456, "y": 1234.5, "n": 7}], tmp_path)
+    row = {"": "a", "x": 1.23456, "y": 1234.5, "z": 0.0, "n": 7, "w": float("nan")}
+    report.write("few", {"seed": 0}, [row], tmp_path)
     text = "before\n<!-- results: few -->\nold\n<!-- end -->\nafter\n"
     filled = report.fill(text, tmp_path)
-    assert "| a | 1.23 | 1234 | 7 |" in filled
+    assert "| a | 1.23 | 1234 | 0 | 7 | nan |" in filled
     assert "old" not in filled
     assert report.fill(filled, tmp_path) == filled
     made = json.loads((tmp_path / "few.json").read_text())
@@ -101,7 +110,12 @@ DATA_TEST = "import pytest\n@pytest.mark.data\ndef test_data(): pass\ndef test_o
 @pytest.mark.parametrize(
     ("ci", "data", "outcome", "line"),
     [
-        ("", False, {"passed": 1, "deselected": 1}, "tests marked `data` are deselected: *"),
+        (
+            "",
+            False,
+            {"passed": 1, "deselected": 1},
+            "tests marked `data`, if any, are deselected: *",
+        ),
         ("true", False, {"passed": 1, "errors": 1}, "*the real data files are missing*"),
         ("", True, {"passed": 2}, "*2 passed*"),
         ("true", True, {"passed": 2}, "*2 passed*"),

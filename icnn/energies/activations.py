@@ -4,13 +4,15 @@ A layer of the y-path keeps its output convex in `y` only if its activation is c
 non-decreasing (Proposition 1 of the paper); the path along `x` may use any of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from icnn.checks import check_number
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ def relu() -> Activation:
 
 def leaky_relu(slope: float = 0.01) -> Activation:
     """`max(z, slope * z)`: convex and non-decreasing for `0 <= slope <= 1`."""
+    slope = check_number("slope", slope)
     return Activation(
         f"leaky_relu({slope:g})",
         partial(F.leaky_relu, negative_slope=slope),
@@ -64,7 +67,7 @@ def leaky_relu(slope: float = 0.01) -> Activation:
 
 def softplus(beta: float = 1.0) -> Activation:
     """`log(1 + exp(beta * z)) / beta`, for `beta > 0`."""
-    if not beta > 0:
+    if check_number("beta", beta) <= 0:
         raise ValueError(f"`beta` must be positive, got {beta!r}")
     return Activation(
         f"softplus({beta:g})",
@@ -81,6 +84,7 @@ def elu(alpha: float = 1.0) -> Activation:
 
     It is convex and non-decreasing for `0 <= alpha <= 1`.
     """
+    alpha = check_number("alpha", alpha)
     return Activation(
         f"elu({alpha:g})",
         partial(F.elu, alpha=alpha),
@@ -123,21 +127,26 @@ ACTIVATIONS: dict[str, Callable[[], Activation]] = {
 }
 
 
-def any_activation(argument: str, activation: str | Activation) -> Activation:
+CONVEX = tuple(name for name, make in ACTIVATIONS.items() if make().convex and make().nondecreasing)
+
+
+def any_activation(
+    argument: str, activation: str | Activation, names: Iterable[str] = tuple(ACTIVATIONS)
+) -> Activation:
     """Look up an activation by name, or take one that is already made."""
     if isinstance(activation, Activation):
         return activation
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(
-            f"`{argument}` must be one of {', '.join(ACTIVATIONS)} or an icnn.Activation, "
-            f"got {activation!r}"
+            f"`{argument}` must be one of the names {', '.join(names)}, or an icnn.Activation "
+            f"such as icnn.activations.leaky_relu(0.1), got {activation!r}"
         )
     return ACTIVATIONS[activation]()
 
 
 def convex_activation(argument: str, activation: str | Activation) -> Activation:
     """The same, refusing what would break convexity in `y`."""
-    found = any_activation(argument, activation)
+    found = any_activation(argument, activation, CONVEX)
     if found.convex and found.nondecreasing:
         return found
     lacks = " and ".join(
@@ -145,11 +154,8 @@ def convex_activation(argument: str, activation: str | Activation) -> Activation
         for word, holds in (("convex", found.convex), ("non-decreasing", found.nondecreasing))
         if not holds
     )
-    admissible = [
-        name for name, make in ACTIVATIONS.items() if make().convex and make().nondecreasing
-    ]
     raise ValueError(
         f"`{argument}` must be convex and non-decreasing, or the energy is not convex in y: "
-        f"expected one of {', '.join(admissible)}, got {found.name!r}, which is not {lacks}"
+        f"expected one of {', '.join(CONVEX)}, got {found.name!r}, which is not {lacks}"
         + (f" ({found.reason})" if found.reason else "")
     )

@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from icnn.checks import check_batch, check_callable
+from icnn.checks import (
+    check_batch,
+    check_callable,
+    check_like,
+    check_nonnegative,
+    check_number,
+    check_shape,
+    check_tensor,
+)
 from icnn.energies.energy import Energy, EnergyAt, at
 from icnn.energies.layers import NonNegative, frozen
 
@@ -17,8 +25,8 @@ AnyEnergy = Callable[[Any, Tensor], Tensor]
 class Score(Energy):
     """The energy of a feed-forward network: `-sum(y * net(x))`, linear in `y`.
 
-    With entropy 1 its argmin is `sigmoid(net(x))` on the unit box and `softmax(net(x))` on the
-    simplex, so that a plain classifier is a special case.
+    Minus the entropy of `y` its minimum is at `sigmoid(net(x))` on the unit box and at
+    `softmax(net(x))` on the simplex, so that a plain classifier is a special case.
 
     Args:
         net: A module or function from `x` to a tensor with the shape of `y`, batch first.
@@ -46,30 +54,44 @@ class Quadratic(Energy):
         self, center: Callable[[Any], Tensor] | Tensor | float, weight: Tensor | float = 1.0
     ):
         super().__init__()
-        if isinstance(center, Tensor) and not isinstance(center, nn.Parameter):
-            self.register_buffer("center", center)
-        else:
-            self.center = center
         if isinstance(center, Tensor):
-            self.y_shape = tuple(center.shape)
+            check_tensor("center", center)
+            self.y_shape = tuple(center.shape) or None
+        if isinstance(center, nn.Parameter) or callable(center):
+            self.center = center
+        elif isinstance(center, Tensor):
+            self.register_buffer("center", center.detach().clone())
+        else:
+            self.center = check_number("center", center)
         self.weight = nonnegative("weight", weight)
+        if self.y_shape is not None:
+            check_broadcast("weight", self.weight, self.y_shape)
 
     def at(self, x: Any) -> EnergyAt:
-        weight, center = read(self.weight), self.center
-        batch = None
+        weight, center, batch, y_shape = read(self.weight), self.center, None, self.y_shape
         if callable(center):
             center = output("center", center, x)
             batch, *y_shape = center.shape
-        else:
-            center = frozen(center) if isinstance(center, Tensor) else center
-            y_shape = self.y_shape
+        elif isinstance(center, Tensor):
+            center = frozen(center)
 
         def energy(y: Tensor) -> Tensor:
-            if isinstance(center, Tensor) and y_shape is not None:
-                check_batch("y", y, (batch, *y_shape), like=center)
+            shape = check_tensor("y", y).shape[1:] if y_shape is None else y_shape
+            check_shape("y", y, (batch, *(shape or (1,))))
+            check_broadcast("weight", weight, shape)
+            for part in (center, weight):
+                if isinstance(part, Tensor) and part.ndim:
+                    check_like("y", y, part)
             return 0.5 * per_example(weight * (y - center).square())
 
         return energy
+
+    def extra_repr(self) -> str:
+        return ", ".join(
+            f"{name}={value:g}"
+            for name, value in (("center", self.center), ("weight", self.weight))
+            if isinstance(value, float)
+        )
 
 
 class Sum(Energy):
@@ -77,7 +99,7 @@ class Sum(Energy):
 
     def __init__(self, *energies: AnyEnergy):
         super().__init__()
-        self.energies, self.y_shape = members(energies)
+        self.energies, self.y_shape = members("energies", energies)
 
     def at(self, x: Any) -> EnergyAt:
         terms = [at(energy, x) for energy in self.energies]
@@ -89,7 +111,7 @@ class Max(Energy):
 
     def __init__(self, *energies: AnyEnergy):
         super().__init__()
-        self.energies, self.y_shape = members(energies)
+        self.energies, self.y_shape = members("energies", energies)
 
     def at(self, x: Any) -> EnergyAt:
         terms = [at(energy, x) for energy in self.energies]
@@ -101,7 +123,7 @@ class Scale(Energy):
 
     def __init__(self, energy: AnyEnergy, c: Tensor | float):
         super().__init__()
-        (self.energy,), self.y_shape = members([energy])
+        (self.energy,), self.y_shape = members("energy", [energy])
         self.c = nonnegative("c", c)
         if isinstance(c, Tensor) and c.ndim:
             raise ValueError(f"`c` must be a single number, got shape {tuple(c.shape)}")
@@ -109,6 +131,9 @@ class Scale(Energy):
     def at(self, x: Any) -> EnergyAt:
         c, energy = read(self.c), at(self.energy, x)
         return lambda y: c * energy(y)
+
+    def extra_repr(self) -> str:
+        return f"c={self.c:g}" if isinstance(self.c, float) else ""
 
 
 class Function(Energy):
@@ -121,25 +146,42 @@ class Function(Energy):
     def at(self, x: Any) -> EnergyAt:
         return at(self.function, x)
 
+    def extra_repr(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
 
-def members(energies: Sequence[AnyEnergy]) -> tuple[nn.ModuleList, tuple[int, ...] | None]:
+
+def members(
+    argument: str, energies: Sequence[AnyEnergy]
+) -> tuple[nn.ModuleList, tuple[int, ...] | None]:
     """The parts of a composition as modules, and the shape of `y` that those who know it share."""
     if not energies:
-        raise ValueError("`energies` must name at least one energy, got none")
-    for i, energy in enumerate(energies):
-        check_callable(f"energies[{i}]", energy)
+        raise ValueError(f"`{argument}` must name at least one energy, got none")
+    for energy in energies:
+        check_callable(argument, energy)
     modules = nn.ModuleList(e if isinstance(e, nn.Module) else Function(e) for e in energies)
-    shapes = [shape for e in energies if (shape := getattr(e, "y_shape", None)) is not None]
+    shapes = [tuple(s) for e in energies if (s := getattr(e, "y_shape", None)) is not None]
     if len(set(shapes)) > 1:
-        raise ValueError(f"`energies` must share one y_shape, got {', '.join(map(str, shapes))}")
+        raise ValueError(f"`{argument}` must share one y_shape, got {', '.join(map(str, shapes))}")
     return modules, shapes[0] if shapes else None
 
 
 def nonnegative(argument: str, value: Tensor | float) -> NonNegative | float:
     """Keep a number as it is, exact in every dtype, and a tensor where training may move it."""
-    if bool((torch.as_tensor(value) >= 0).all()):
-        return NonNegative(value) if isinstance(value, Tensor) else float(value)
-    raise ValueError(f"`{argument}` must be at least 0, got {value!r}")
+    if not isinstance(value, Tensor):
+        return check_number(argument, value, minimum=0)
+    return NonNegative(check_nonnegative(argument, value))
+
+
+def check_broadcast(argument: str, value: NonNegative | Tensor | float, shape: Sequence[int]):
+    """A number, or a tensor that `y_shape` does not have to grow for."""
+    own = value.raw.shape if isinstance(value, NonNegative) else getattr(value, "shape", ())
+    fits = len(own) <= len(shape) and all(
+        n in (1, m) for n, m in zip(reversed(own), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"`{argument}` must broadcast to y_shape {tuple(shape)}, got shape {tuple(own)}"
+        )
 
 
 def read(value: NonNegative | float) -> Tensor | float:
@@ -148,12 +190,13 @@ def read(value: NonNegative | float) -> Tensor | float:
 
 
 def output(argument: str, function: Callable[[Any], Tensor], x: Any) -> Tensor:
-    """What a user's network gives at `x`, checked."""
+    """What a user's network gives at `x`, checked, and in full precision under autocast."""
     result = function(x)
     if not isinstance(result, Tensor) or result.ndim < 2:
         got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise ValueError(f"`{argument}(x)` must be a tensor of shape (B, *y_shape), got {got}")
-    return result
+    low = result.dtype in (torch.bfloat16, torch.float16)
+    return result.float() if low and torch.is_autocast_enabled(result.device.type) else result
 
 
 def per_example(values: Tensor) -> Tensor:

@@ -15,16 +15,28 @@ EnergyAt = Callable[[Tensor], Tensor]
 
 
 def at(energy: Callable[[Any, Tensor], Tensor], x: Any) -> EnergyAt:
-    """`energy` at `x` as a function of `y` alone, for our energies and for anybody's function."""
+    """`energy` at `x` as a function of `y` alone, ours or anybody's; what it returns is checked."""
     method = getattr(energy, "at", None)
-    return partial(energy, x) if method is None else method(x)
+    f = partial(energy, x) if method is None else method(x)
+
+    def checked(y: Tensor) -> Tensor:
+        value = f(y)
+        if not isinstance(value, Tensor) or value.shape != y.shape[:1]:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            name = getattr(energy, "__name__", type(energy).__name__)
+            raise ValueError(
+                f"`{name}(x, y)` must be one value per example, shape ({y.shape[0]},), got {got}"
+            )
+        return value
+
+    return checked
 
 
 class Energy(nn.Module):
     """A scalar `f(x, y)` per example, convex in `y` for every `x`.
 
-    A subclass defines `at`, and `y_shape` where it knows it. Anything that is called in the same
-    way is an energy too: subclassing is a convenience.
+    A subclass defines `at` (or only `forward`), and `y_shape` where it knows it. Anything that is
+    called in the same way is an energy too: subclassing is a convenience.
     """
 
     y_shape: tuple[int, ...] | None = None
@@ -33,9 +45,12 @@ class Energy(nn.Module):
         """Compute all that depends on `x` alone, once; the callable maps `y` to `(B,)`.
 
         Dropout masks and batch statistics along the x-path are those of this one computation.
-        Made under `torch.no_grad()`, the callable has gradients in `y` alone.
+        Made under `torch.no_grad()`, the callable has gradients in `y` alone. It holds until the
+        parameters change: call `at` again after an optimiser step.
         """
-        raise TypeError(f"{type(self).__name__} must define `at(x)`")
+        if type(self).forward is Energy.forward:
+            raise TypeError(f"{type(self).__name__} must define `at(x)` or `forward(x, y)`")
+        return partial(self, x)
 
     def forward(self, x: Any, y: Tensor) -> Tensor:
         return self.at(x)(y)
@@ -63,6 +78,11 @@ class Layer(NamedTuple):
             total = torch.addmm(total, gated(z, self.gate_z), self.wz.t())
         return self.activation(total)
 
+    def to(self, dtype: torch.dtype) -> "Layer":
+        """The same with all its tensors of one dtype."""
+        tensors = {k: v.to(dtype) for k, v in self._asdict().items() if isinstance(v, Tensor)}
+        return self._replace(**tensors)
+
 
 def gated(value: Tensor, gate: Tensor | None) -> Tensor:
     """`value * gate`, where no gate is a gate of ones."""
@@ -77,19 +97,23 @@ class LayeredEnergy(Energy):
         raise TypeError(f"{type(self).__name__} must define `describe(x)`")
 
     def at(self, x: Tensor | None) -> EnergyAt:
-        *hidden, last = self.describe(x)
+        # Autocast may have left parts in a lower precision; the callable must not depend on
+        # being called under the same autocast.
+        layers = self.describe(x)
+        *hidden, last = (layer.to(layers[0].wy.dtype) for layer in layers)
         assert last.wz is not None, "`hidden` has at least one width"
         # The last layer is linear with one unit: its weights times its gates are one slope in z
         # and one in y, per example. That saves its products in every call.
-        slopes = gated(last.wz, last.gate_z), gated(last.wy, last.gate_y)
-        return partial(evaluate, hidden, *slopes, last.bias.squeeze(-1))
+        slope_z, slope_y = gated(last.wz, last.gate_z), gated(last.wy, last.gate_y)
+        bias = last.bias.squeeze(-1)
+        return lambda y: evaluate(hidden, slope_z, slope_y, bias, y)
 
 
 def evaluate(
     layers: list[Layer], slope_z: Tensor, slope_y: Tensor, bias: Tensor, y: Tensor
 ) -> Tensor:
     """The recurrence: the first layer has no `z`, the last one is linear."""
-    batch = len(bias) if bias.ndim else None
+    batch = bias.shape[0] if bias.ndim else None
     check_batch("y", y, (batch, slope_y.shape[1]), like=layers[0].wy)
     z = layers[0](None, y)
     for layer in layers[1:]:

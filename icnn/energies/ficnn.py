@@ -54,9 +54,16 @@ class FICNN(LayeredEnergy):
             )
         )
 
+    @property
+    def _weight(self) -> Tensor:
+        """A weight that says which dtype and device the energy lives on."""
+        first = self.layers[0]
+        assert isinstance(first, FullLayer)
+        return first.wy.weight
+
     def describe(self, x: Tensor | None) -> list[Layer]:
         if self.dim_x:
-            x = check_batch("x", x, (None, self.dim_x), like=next(self.parameters()))
+            x = check_batch("x", x, (None, self.dim_x), like=self._weight)
         return [layer(x) for layer in self.layers]
 
     def extra_repr(self) -> str:

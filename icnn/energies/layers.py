@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from icnn.checks import check_choice
+from icnn.checks import check_choice, check_instance, check_nonnegative, check_shape, check_tensor
 from icnn.energies.activations import smooth_plus
 
 M = TypeVar("M", bound=nn.Module)
@@ -64,30 +64,40 @@ def frozen(parameter: Tensor) -> Tensor:
 
     What is computed under `no_grad` carries no gradient; a parameter that is passed on as it is
     would, and an energy frozen at `x` would learn through some of its weights and not others.
+    A view drops the gradient and, unlike `detach`, keeps the tangents of forward-mode AD.
     """
-    return parameter if torch.is_grad_enabled() else parameter.detach()
+    return parameter if torch.is_grad_enabled() else parameter.view_as(parameter)
 
 
 class NonNegative(nn.Module):
     """A tensor that is non-negative whenever it is read by calling the module.
 
+    What is stored has the name of its mode in a `state_dict`, so that weights stored in one mode
+    are not read in another by mistake.
+
     Args:
-        value: What it holds at first. An `nn.Parameter` is learned, a plain tensor is a constant.
+        value: What it holds at first. An `nn.Parameter` is learned, and is the tensor that the
+            module stores in; a plain tensor is a constant.
         positivity: `"project"` clips at zero on reading, with a straight-through gradient;
             `"softplus"`, `"exp"`, `"square"` and `"abs"` reparametrise; `None` constrains nothing
             (the paper's relaxed variant, which is not convex).
     """
 
-    raw: Tensor
-
     def __init__(self, value: Tensor, positivity: str | None = "project"):
         super().__init__()
         self.positivity = check_choice("positivity", positivity, list(POSITIVITY))
+        check_tensor("value", value)
+        self._name = f"raw_{positivity or 'free'}"
         if isinstance(value, nn.Parameter):
-            self.raw = value
+            self.register_parameter(self._name, value)
         else:
-            self.register_buffer("raw", value.clone())
+            self.register_buffer(self._name, value.detach().clone())
         self.set_(value)
+
+    @property
+    def raw(self) -> Tensor:
+        """The tensor that is stored, and that an optimiser moves."""
+        return getattr(self, self._name)
 
     def forward(self) -> Tensor:
         return POSITIVITY[self.positivity].effective(frozen(self.raw))
@@ -95,8 +105,8 @@ class NonNegative(nn.Module):
     @torch.no_grad()
     def set_(self, value: Tensor) -> None:
         """Store `value`, so that reading gives it back."""
-        if self.positivity is not None and not bool((value >= 0).all()):
-            raise ValueError(f"`value` must be non-negative, got a minimum of {value.min():g}")
+        check = check_tensor if self.positivity is None else check_nonnegative
+        check_shape("value", check("value", value), self.raw.shape)
         self.raw.copy_(POSITIVITY[self.positivity].raw(value.detach()))
 
     @torch.no_grad()
@@ -124,7 +134,7 @@ def nonnegative_weight(out: int, fan_in: int, positivity: str | None) -> NonNega
 
 def project_(module: M) -> M:
     """Clip every constrained weight of `module` to its set, in place, and return the module."""
-    for part in module.modules():
+    for part in check_instance("module", module, nn.Module).modules():
         if isinstance(part, NonNegative):
             part.project_()
     return module
@@ -137,6 +147,8 @@ def keep_convex(module: nn.Module, optimizer: torch.optim.Optimizer) -> Removabl
     that weight decay and momentum act on them, and a clipped weight does not drift away below
     zero. The handle that comes back has `remove()`.
     """
+    check_instance("module", module, nn.Module)
+    check_instance("optimizer", optimizer, torch.optim.Optimizer)
 
     def tidy(*_) -> None:
         project_(module)

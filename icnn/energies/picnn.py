@@ -72,8 +72,15 @@ class PICNN(LayeredEnergy):
             )
         )
 
+    @property
+    def _weight(self) -> Tensor:
+        """A weight that says which dtype and device the energy lives on."""
+        first = self.layers[0]
+        assert isinstance(first, PartialLayer)
+        return first.wy.weight
+
     def describe(self, x: Tensor | None) -> list[Layer]:
-        u = check_batch("x", x, (None, self.dim_x), like=next(self.parameters()))
+        u = check_batch("x", x, (None, self.dim_x), like=self._weight)
         layers = [self.layers[0](u)]
         for x_layer, layer in zip(self.x_path, self.layers[1:], strict=True):
             u = x_layer(u)
@@ -99,8 +106,14 @@ class XLayer(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         u = self.linear(u)
-        # Statistics of an empty batch are NaN and would stay in the running averages.
-        return self.activation(self.norm(u) if len(u) else u)
+        if isinstance(self.norm, nn.BatchNorm1d) and self.training and u.shape[0] < 2:
+            if u.shape[0] == 1:
+                raise ValueError(
+                    "`x` must hold at least 2 examples in training mode with x_norm='batch', got 1"
+                )
+            # Statistics of an empty batch are NaN and would stay in the running averages.
+            return self.activation(u)
+        return self.activation(self.norm(u))
 
 
 class PartialLayer(nn.Module):
