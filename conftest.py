@@ -16,6 +16,7 @@ NO_DATA = "the real data files are missing: set $ICNN_DATA to the absolute path 
 IN_CI = os.environ.get("CI") == "true"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep a page's blocks in one process; leave out data tests where there is no data."""
     for item in items:

@@ -15,7 +15,7 @@ from torch import Tensor
 import icnn
 from benchmarks.timing import medians
 from icnn import report
-from icnn.energies.energy import Layer
+from icnn.energies.energy import Dense
 from icnn.energies.picnn import PartialLayer, XLayer
 
 SETTINGS = {"dim_x": 1836, "dim_y": 159, "hidden": [600, 159], "batch": 128, "seed": 0}
@@ -79,7 +79,7 @@ def row(name: str, ours: Callable, bare: Callable, products: Callable) -> report
 
 
 @torch.no_grad()
-def bare_value_and_gradient(layers: list[Layer], y: Tensor) -> tuple[Tensor, Tensor]:
+def bare_value_and_gradient(layers: list[Dense], y: Tensor) -> tuple[Tensor, Tensor]:
     """A relu PICNN and its gradient in `y`, by hand."""
     outputs: list[Tensor] = []
     for layer in layers:
@@ -101,7 +101,7 @@ def bare_value_and_gradient(layers: list[Layer], y: Tensor) -> tuple[Tensor, Ten
 
 
 @torch.no_grad()
-def bare_products(layers: list[Layer], y: Tensor) -> None:
+def bare_products(layers: list[Dense], y: Tensor) -> None:
     """The products of the above, forward and backward."""
     z = y
     for layer in layers:

@@ -3,8 +3,12 @@
 from icnn.energies import activations
 from icnn.energies.activations import Activation
 from icnn.energies.compose import Max, Quadratic, Scale, Score, Sum
+from icnn.energies.conv import ConvPICNN
+from icnn.energies.convexify import convexify
+from icnn.energies.convexity import check_convexity
 from icnn.energies.energy import Energy
 from icnn.energies.ficnn import FICNN
+from icnn.energies.files import load, save
 from icnn.energies.layers import NonNegative, keep_convex, project_
 from icnn.energies.picnn import PICNN
 
@@ -14,6 +18,7 @@ __all__ = [
     "FICNN",
     "PICNN",
     "Activation",
+    "ConvPICNN",
     "Energy",
     "Max",
     "NonNegative",
@@ -22,6 +27,10 @@ __all__ = [
     "Score",
     "Sum",
     "activations",
+    "check_convexity",
+    "convexify",
     "keep_convex",
+    "load",
     "project_",
+    "save",
 ]

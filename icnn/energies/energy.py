@@ -1,10 +1,12 @@
 """What an energy is, and the recurrence that FICNN and PICNN share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from icnn.checks import check_batch
@@ -12,6 +14,9 @@ from icnn.energies.activations import Activation
 
 EnergyAt = Callable[[Tensor], Tensor]
 """An energy at a given `x`: maps `y` of shape `(B, *y_shape)` to `(B,)`."""
+
+Geometry = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+"""Stride, padding and dilation of a convolution."""
 
 
 def at(energy: Callable[[Any, Tensor], Tensor], x: Any) -> EnergyAt:
@@ -56,12 +61,28 @@ class Energy(nn.Module):
         return self.at(x)(y)
 
 
-class Layer(NamedTuple):
-    """One layer of the y-path at a given `x`, with every quantity that it needs.
+@dataclass(frozen=True)
+class Layer:
+    """One layer of the y-path at a given `x`: maps the layer below and `y` to the layer's units.
 
-        z' = activation(wz (z * gate_z) + wy (y * gate_y) + bias)
+    The first layer has no layer below: its `z` is `None`, and counts as `y` where it is needed.
 
     The layers are what `at(x)` evaluates, and what anything that looks inside an energy reads.
+    """
+
+    def __call__(self, z: Tensor | None, y: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} must define what it computes")
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """The same with all its tensors of one dtype."""
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{k: v.to(dtype) for k, v in parts.items() if isinstance(v, Tensor)})
+
+
+@dataclass(frozen=True)
+class Dense(Layer):
+    """`activation(wz (z * gate_z) + wy (y * gate_y) + bias)`, with `z` and `y` as vectors.
+
     `None` stands for a gate of ones, and for the term of `z` that the first layer does not have.
     """
 
@@ -73,15 +94,62 @@ class Layer(NamedTuple):
     gate_z: Tensor | None = None  # (B, m), non-negative
 
     def __call__(self, z: Tensor | None, y: Tensor) -> Tensor:
-        total = torch.addmm(self.bias, gated(y, self.gate_y), self.wy.t())
-        if self.wz is not None and z is not None:
-            total = torch.addmm(total, gated(z, self.gate_z), self.wz.t())
+        total = torch.addmm(self.bias, gated(y.flatten(start_dim=1), self.gate_y), self.wy.t())
+        if self.wz is not None:
+            z = gated((y if z is None else z).flatten(start_dim=1), self.gate_z)
+            total = torch.addmm(total, z, self.wz.t())
         return self.activation(total)
 
-    def to(self, dtype: torch.dtype) -> "Layer":
-        """The same with all its tensors of one dtype."""
-        tensors = {k: v.to(dtype) for k, v in self._asdict().items() if isinstance(v, Tensor)}
-        return self._replace(**tensors)
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    """The same with convolutions over feature maps: supplement A of the paper.
+
+    A spatial `y` is resampled to the size of the maps below (the paper's S); a vector `y` adds
+    one number to each map.
+    """
+
+    activation: Activation
+    wy: Tensor  # (m', channels of y, *kernel), or (m', n) for a vector
+    bias: Tensor  # (m', 1, 1) or (B, m', height, width)
+    size: tuple[int, int]  # of the maps below
+    geometry: Geometry
+    gate_y: Tensor | None = None  # (B, channels of y, *size) or (B, n)
+    wz: Tensor | None = None  # (m', m, *kernel), non-negative
+    gate_z: Tensor | None = None  # (B, m, *size), non-negative
+
+    def __call__(self, z: Tensor | None, y: Tensor) -> Tensor:
+        if y.ndim == 2:
+            total = self.bias + F.linear(gated(y, self.gate_y), self.wy)[:, :, None, None]
+        else:
+            passed = gated(resample(y, self.size), self.gate_y)
+            total = self.bias + F.conv2d(passed, self.wy, None, *self.geometry)
+        if self.wz is not None:
+            z = gated(y if z is None else z, self.gate_z)
+            total = total + F.conv2d(z, self.wz, None, *self.geometry)
+        return self.activation(total)
+
+
+@dataclass(frozen=True)
+class Apply(Layer):
+    """A function of `z` alone that is convex and non-decreasing: pooling, an activation."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, z: Tensor | None, y: Tensor) -> Tensor:
+        return self.function(y if z is None else z)
+
+
+def resample(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Feature maps at another size: averages by whole factors, then the nearest place. Linear.
+
+    Averaging by fractions would blur maps that differ by a row or two, at every layer.
+    """
+    before = maps.shape[-2:]
+    if before == size:
+        return maps
+    factor = max(1, before[0] // size[0]), max(1, before[1] // size[1])
+    return F.interpolate(F.avg_pool2d(maps, factor), size, mode="nearest-exact")
 
 
 def gated(value: Tensor, gate: Tensor | None) -> Tensor:
@@ -92,30 +160,33 @@ def gated(value: Tensor, gate: Tensor | None) -> Tensor:
 class LayeredEnergy(Energy):
     """An energy whose y-path is a stack of `Layer`s; a subclass says which, at each `x`."""
 
-    def describe(self, x: Tensor | None) -> list[Layer]:
-        """The layers of the y-path at `x`."""
+    def describe(self, x: Tensor | None) -> Sequence[Layer]:
+        """The layers of the y-path at `x`; the last is `Dense`, linear, with one unit."""
         raise TypeError(f"{type(self).__name__} must define `describe(x)`")
 
     def at(self, x: Tensor | None) -> EnergyAt:
+        *below, last = self.describe(x)
+        assert isinstance(last, Dense), "an energy ends in one linear unit"
+        assert self.y_shape is not None, "a network knows the shape of its y"
         # Autocast may have left parts in a lower precision; the callable must not depend on
         # being called under the same autocast.
-        layers = self.describe(x)
-        *hidden, last = (layer.to(layers[0].wy.dtype) for layer in layers)
-        assert last.wz is not None, "`hidden` has at least one width"
-        # The last layer is linear with one unit: its weights times its gates are one slope in z
-        # and one in y, per example. That saves its products in every call.
-        slope_z, slope_y = gated(last.wz, last.gate_z), gated(last.wy, last.gate_y)
-        bias = last.bias.squeeze(-1)
-        return lambda y: evaluate(hidden, slope_z, slope_y, bias, y)
+        dtype = last.wy.dtype
+        below, last = [layer.to(dtype) for layer in below], last.to(dtype)
+        # Weights times gates of the last unit are one slope in z and one in y, per example.
+        # That saves its products in every call.
+        slope_y, bias = gated(last.wy, last.gate_y), last.bias.squeeze(-1)
+        slope_z = None if last.wz is None else gated(last.wz, last.gate_z)
+        shape = (bias.shape[0] if bias.ndim else None, *self.y_shape)
 
+        def energy(y: Tensor) -> Tensor:
+            check_batch("y", y, shape, like=slope_y)
+            z = None
+            for layer in below:
+                z = layer(z, y)
+            value = (y.flatten(start_dim=1) * slope_y).sum(dim=1) + bias
+            if slope_z is None:
+                return value
+            z = y if z is None else z
+            return (z.flatten(start_dim=1) * slope_z).sum(dim=1) + value
 
-def evaluate(
-    layers: list[Layer], slope_z: Tensor, slope_y: Tensor, bias: Tensor, y: Tensor
-) -> Tensor:
-    """The recurrence: the first layer has no `z`, the last one is linear."""
-    batch = bias.shape[0] if bias.ndim else None
-    check_batch("y", y, (batch, slope_y.shape[1]), like=layers[0].wy)
-    z = layers[0](None, y)
-    for layer in layers[1:]:
-        z = layer(z, y)
-    return (z * slope_z).sum(dim=1) + (y * slope_y).sum(dim=1) + bias
+        return energy

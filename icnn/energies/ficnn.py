@@ -1,14 +1,17 @@
 """The fully input convex network: section 3.1 of the paper."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from icnn.checks import check_batch, check_choice, check_count, check_widths
 from icnn.energies.activations import Activation, convex_activation, identity
-from icnn.energies.energy import Layer, LayeredEnergy
-from icnn.energies.layers import POSITIVITY, frozen, nonnegative_weight
+from icnn.energies.energy import Dense, LayeredEnergy
+from icnn.energies.initialisation import PASSED, nonnegative_weight, spread_
+from icnn.energies.layers import POSITIVITY, frozen
 
 
 class FICNN(LayeredEnergy):
@@ -46,12 +49,10 @@ class FICNN(LayeredEnergy):
         self.hidden = check_widths("hidden", hidden)
         self.activation = convex_activation("activation", activation)
         self.positivity = check_choice("positivity", positivity, list(POSITIVITY))
-        activations = [self.activation] * len(self.hidden) + [identity()]
+        z_widths = (0, *self.hidden, 1)
         self.layers = nn.ModuleList(
-            FullLayer(g, before, after, self.dim_x, self.dim_y, self.positivity)
-            for g, before, after in zip(
-                activations, (0, *self.hidden), (*self.hidden, 1), strict=True
-            )
+            FullLayer(self.activation, before, after, self.dim_x, self.dim_y, self.positivity)
+            for before, after in pairwise(z_widths)
         )
 
     @property
@@ -61,10 +62,11 @@ class FICNN(LayeredEnergy):
         assert isinstance(first, FullLayer)
         return first.wy.weight
 
-    def describe(self, x: Tensor | None) -> list[Layer]:
+    def describe(self, x: Tensor | None) -> list[Dense]:
         if self.dim_x:
             x = check_batch("x", x, (None, self.dim_x), like=self._weight)
-        return [layer(x) for layer in self.layers]
+        *hidden, last = (layer(x) for layer in self.layers)
+        return [*hidden, replace(last, activation=identity())]
 
     def extra_repr(self) -> str:
         return (
@@ -74,7 +76,7 @@ class FICNN(LayeredEnergy):
 
 
 class FullLayer(nn.Module):
-    """The weights of one layer, `Wz`, `Wy`, `Wx` and `b`; called with `x` it is a `Layer`."""
+    """The weights of one layer, `Wz`, `Wy`, `Wx` and `b`; called with `x` it is a `Dense`."""
 
     def __init__(
         self,
@@ -87,13 +89,18 @@ class FullLayer(nn.Module):
     ):
         super().__init__()
         self.activation = activation
-        self.wz = nonnegative_weight(width, dim_z, positivity) if dim_z else None
-        self.wy = nn.Linear(dim_y, width)
-        self.wx = nn.Linear(dim_x, width, bias=False) if dim_x else None
+        # Passthroughs share their part of the variance; in the first layer all of it is theirs.
+        share = (PASSED if dim_z else 1.0) / (2 if dim_x else 1)
+        self.wy = spread_(nn.Linear(dim_y, width), share)
+        self.wx = spread_(nn.Linear(dim_x, width, bias=False), share) if dim_x else None
+        self.wz = None
+        if dim_z:
+            self.wz, bias = nonnegative_weight((width, dim_z), activation, positivity)
+            self.wy.bias.data.add_(bias)
 
-    def forward(self, x: Tensor | None) -> Layer:
+    def forward(self, x: Tensor | None) -> Dense:
         b = frozen(self.wy.bias)
-        return Layer(
+        return Dense(
             self.activation,
             wy=frozen(self.wy.weight),
             bias=b if self.wx is None or x is None else F.linear(x, self.wx.weight, b),

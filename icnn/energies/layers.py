@@ -1,10 +1,9 @@
-"""Non-negative weights: how they are kept, drawn, read and tidied.
+"""Non-negative weights: how they are kept, read and tidied.
 
 `NonNegative` is the one place where a sign constraint lives. Whatever an optimiser did to the
 stored tensor, what a network reads from it is non-negative.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -117,19 +116,6 @@ class NonNegative(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{tuple(self.raw.shape)}, positivity={self.positivity!r}"
-
-
-def nonnegative_weight(out: int, fan_in: int, positivity: str | None) -> NonNegative:
-    """Draw the weight of a layer that must be non-decreasing in its `fan_in` inputs.
-
-    Positive weights do not cancel, so their mean sets the scale: rows that sum to about one keep
-    the units' mean where it was. Without the constraint PyTorch's own draw for `nn.Linear`.
-    """
-    if positivity is None:
-        weight = torch.empty(out, fan_in).uniform_(-1, 1) / math.sqrt(fan_in)
-    else:
-        weight = torch.empty(out, fan_in).uniform_(0.5, 1.5) / fan_in
-    return NonNegative(nn.Parameter(weight), positivity)
 
 
 def project_(module: M) -> M:

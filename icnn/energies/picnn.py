@@ -1,6 +1,7 @@
 """The partially input convex network: section 3.2 of the paper."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch.nn.functional as F
@@ -8,8 +9,9 @@ from torch import Tensor, nn
 
 from icnn.checks import check_batch, check_choice, check_count, check_widths
 from icnn.energies.activations import Activation, any_activation, convex_activation, identity
-from icnn.energies.energy import Layer, LayeredEnergy
-from icnn.energies.layers import POSITIVITY, frozen, nonnegative_weight
+from icnn.energies.energy import Dense, LayeredEnergy
+from icnn.energies.initialisation import PASSED, nonnegative_weight, open_gate_, spread_
+from icnn.energies.layers import POSITIVITY, frozen
 
 NORMS = {None: nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
@@ -61,15 +63,21 @@ class PICNN(LayeredEnergy):
         self.positivity = check_choice("positivity", positivity, list(POSITIVITY))
         u_widths = (self.dim_x, *self.hidden)
         self.x_path = nn.ModuleList(
-            XLayer(self.x_activation, before, after, self.x_norm)
-            for before, after in pairwise(u_widths)
+            XLayer(self.x_activation, before, after, self.x_norm, first=i == 0)
+            for i, (before, after) in enumerate(pairwise(u_widths))
         )
-        activations = [self.activation] * len(self.hidden) + [identity()]
+        z_widths = (0, *self.hidden, 1)
         self.layers = nn.ModuleList(
-            PartialLayer(g, u, before, after, self.dim_y, self.positivity)
-            for g, u, before, after in zip(
-                activations, u_widths, (0, *self.hidden), (*self.hidden, 1), strict=True
+            PartialLayer(
+                self.activation,
+                self.x_activation if i else None,
+                u,
+                before,
+                after,
+                self.dim_y,
+                self.positivity,
             )
+            for i, (u, (before, after)) in enumerate(zip(u_widths, pairwise(z_widths), strict=True))
         )
 
     @property
@@ -79,13 +87,13 @@ class PICNN(LayeredEnergy):
         assert isinstance(first, PartialLayer)
         return first.wy.weight
 
-    def describe(self, x: Tensor | None) -> list[Layer]:
+    def describe(self, x: Tensor | None) -> list[Dense]:
         u = check_batch("x", x, (None, self.dim_x), like=self._weight)
         layers = [self.layers[0](u)]
         for x_layer, layer in zip(self.x_path, self.layers[1:], strict=True):
             u = x_layer(u)
             layers.append(layer(u))
-        return layers
+        return [*layers[:-1], replace(layers[-1], activation=identity())]
 
     def extra_repr(self) -> str:
         return (
@@ -98,30 +106,37 @@ class PICNN(LayeredEnergy):
 class XLayer(nn.Module):
     """One layer of the x-path: linear, norm, activation."""
 
-    def __init__(self, activation: Activation, dim_u: int, width: int, norm: str | None):
+    def __init__(
+        self, activation: Activation, dim_u: int, width: int, norm: str | None, first: bool
+    ):
         super().__init__()
         self.activation = activation
-        self.linear = nn.Linear(dim_u, width)
+        self.linear = spread_(nn.Linear(dim_u, width), 1.0, None if first else activation)
         self.norm = NORMS[norm](width)
 
     def forward(self, u: Tensor) -> Tensor:
-        u = self.linear(u)
-        if isinstance(self.norm, nn.BatchNorm1d) and self.training and u.shape[0] < 2:
-            if u.shape[0] == 1:
-                raise ValueError(
-                    "`x` must hold at least 2 examples in training mode with x_norm='batch', got 1"
-                )
-            # Statistics of an empty batch are NaN and would stay in the running averages.
-            return self.activation(u)
-        return self.activation(self.norm(u))
+        return self.activation(normalised(self.norm, self.linear(u)))
+
+
+def normalised(norm: nn.Module, u: Tensor) -> Tensor:
+    """`norm(u)`, where batch statistics can be had."""
+    if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) and norm.training and u.shape[0] < 2:
+        if u.shape[0] == 1:
+            raise ValueError(
+                "`x` must hold at least 2 examples in training mode with x_norm='batch', got 1"
+            )
+        # Statistics of an empty batch are NaN and would stay in the running averages.
+        return u
+    return norm(u)
 
 
 class PartialLayer(nn.Module):
-    """The weights of one layer, by their names in the paper; called with `u` it is a `Layer`."""
+    """The weights of one layer, by their names in the paper; called with `u` it is a `Dense`."""
 
     def __init__(
         self,
         activation: Activation,
+        x_activation: Activation | None,
         dim_u: int,
         dim_z: int,
         width: int,
@@ -130,14 +145,19 @@ class PartialLayer(nn.Module):
     ):
         super().__init__()
         self.activation = activation
-        self.wz = nonnegative_weight(width, dim_z, positivity) if dim_z else None
-        self.wzu = gate(dim_u, dim_z) if dim_z else None
-        self.wy = nn.Linear(dim_y, width, bias=False)
-        self.wyu = gate(dim_u, dim_y)
-        self.wu = nn.Linear(dim_u, width)
+        # Passthroughs share their part of the variance; in the first layer all of it is theirs.
+        share = (PASSED if dim_z else 1.0) / 2
+        self.wy = spread_(nn.Linear(dim_y, width, bias=False), share)
+        self.wyu = open_gate_(nn.Linear(dim_u, dim_y))
+        self.wu = spread_(nn.Linear(dim_u, width), share, x_activation)
+        self.wz = self.wzu = None
+        if dim_z:
+            self.wzu = open_gate_(nn.Linear(dim_u, dim_z))
+            self.wz, bias = nonnegative_weight((width, dim_z), activation, positivity)
+            self.wu.bias.data.add_(bias)
 
-    def forward(self, u: Tensor) -> Layer:
-        return Layer(
+    def forward(self, u: Tensor) -> Dense:
+        return Dense(
             self.activation,
             wy=frozen(self.wy.weight),
             bias=self.wu(u),
@@ -145,10 +165,3 @@ class PartialLayer(nn.Module):
             wz=None if self.wz is None else self.wz(),
             gate_z=None if self.wzu is None else F.relu(self.wzu(u)),
         )
-
-
-def gate(dim_u: int, width: int) -> nn.Linear:
-    """Make a gate that starts near one, where a PICNN is a FICNN plus a term in `x`."""
-    linear = nn.Linear(dim_u, width)
-    nn.init.ones_(linear.bias)
-    return linear
