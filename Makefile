@@ -11,7 +11,7 @@ demo: $(VENV)/demo.done
 	$(BIN)/icnn demo
 
 test: lint docs
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 test-slow: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
