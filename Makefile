@@ -28,6 +28,7 @@ docs: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.energies
+	$(BIN)/python -m benchmarks.initialisation
 	$(MAKE) tables
 
 # Every table in README and docs, made anew from results/.

@@ -83,6 +83,7 @@ def fit(energy: icnn.FICNN, target: Callable[[Tensor], Tensor], name: str) -> li
 
 def main() -> None:
     """Measure, print, write `results/initialisation.json` and `docs/images/initialisation.png`."""
+    torch.set_num_threads(1)  # the matrices are small
     rows, curves, layers = [], {}, {}
     for start, make in STARTS.items():
         torch.manual_seed(SETTINGS["seeds"][0])

@@ -60,6 +60,9 @@ def options(
 @app.command()
 def demo(seed: Seed = 0, out: Out = Path("icnn-demo"), fast: Fast = False) -> None:
     """Half a minute through what works: three energies trained, measured and drawn."""
+    import torch
+
     from icnn.experiments.demo import Settings, run
 
+    torch.set_num_threads(1)  # the networks are small: more threads would only wait for each other
     run(Settings(seed=seed, out=out, fast=fast))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import ACTIVATIONS, POSITIVITIES
+from networks import ACTIVATIONS, DEVICES, POSITIVITIES
 from torch import Tensor, nn
 
 import icnn
@@ -208,7 +208,7 @@ def test_convexified_network_computes_what_its_layers_say():
 
 @EVERY
 def test_modules(make: Make, tmp_path):
-    """At, empty batches, copies, pickles, files, autocast, one graph, gradients in y alone."""
+    """At, empty batches, copies, pickles, files, autocast, gradients in y alone."""
     energy = make().eval()
     x, y = batch(energy, 4)
     expected = energy(x, y)
@@ -227,14 +227,35 @@ def test_modules(make: Make, tmp_path):
         value = energy(x, y)
     assert value.dtype == torch.float32
     torch.testing.assert_close(value, expected, rtol=0.1, atol=0.1)
-    torch.compiler.reset()
-    compiled = torch.compile(energy, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, y), expected, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         f = energy.at(x)
     y.requires_grad_()
     f(y).sum().backward()
     assert all(parameter.grad is None for parameter in energy.parameters())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@EVERY
+def test_dtype_and_device_are_kept(make: Make, dtype: torch.dtype, device: str):
+    energy = make().to(device, dtype).eval()
+    x, y = batch(energy, 4, dtype=dtype, device=device)
+    value = energy(x, y)
+    assert (value.dtype, value.device.type) == (dtype, device)
+    exact = copy.deepcopy(energy).to("cpu", DOUBLE)
+    expected = exact(None if x is None else x.cpu().double(), y.cpu().double())
+    torch.testing.assert_close(value.cpu().double(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@EVERY
+def test_compiles_as_one_graph(make: Make, device: str):
+    torch.compiler.reset()
+    energy = make().to(device).eval()
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    x, y = batch(energy, 4, device=device)
+    value = torch.compile(energy, fullgraph=True, backend=backend)(x, y)
+    torch.testing.assert_close(value, energy(x, y), rtol=1e-3, atol=1e-3)
 
 
 def test_dropout_masks_are_frozen_by_at():

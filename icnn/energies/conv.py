@@ -1,7 +1,6 @@
 """The convolutional, partially input convex network: supplement A of the paper."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -123,7 +122,7 @@ class ConvPICNN(LayeredEnergy):
             u = u if x_layer is None else x_layer(u)
         last = found.pop()
         assert isinstance(last, Dense)
-        return [*found, replace(last, activation=identity())]
+        return [*found, last._replace(activation=identity())]
 
     def extra_repr(self) -> str:
         return (

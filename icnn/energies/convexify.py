@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +111,7 @@ class Convexified(LayeredEnergy):
                 found.append(step())
             elif isinstance(step, DROPOUTS):
                 if self.training:
-                    found.append(Mask(type(step), step.p))
+                    found.append(Mask(type(step), step.p, []))
             else:
                 found.append(Apply(step))
         return found
@@ -120,13 +120,12 @@ class Convexified(LayeredEnergy):
         return f"y_shape={self.y_shape}, positivity={self.positivity!r}"
 
 
-@dataclass(frozen=True)
-class Mask(Layer):
+class Mask(NamedTuple):
     """Dropout with a mask that is drawn once, at the first call."""
 
     kind: type[nn.Module]
     p: float
-    drawn: list[Tensor] = field(default_factory=list)
+    drawn: list[Tensor]
 
     def __call__(self, z: Tensor | None, y: Tensor) -> Tensor:
         z = y if z is None else z

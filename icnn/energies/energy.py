@@ -1,9 +1,8 @@
 """What an energy is, and the recurrence that FICNN and PICNN share."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,8 @@ EnergyAt = Callable[[Tensor], Tensor]
 
 Geometry = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 """Stride, padding and dilation of a convolution."""
+
+L = TypeVar("L", bound="Layer")
 
 
 def at(energy: Callable[[Any, Tensor], Tensor], x: Any) -> EnergyAt:
@@ -61,26 +62,24 @@ class Energy(nn.Module):
         return self.at(x)(y)
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(Protocol):
     """One layer of the y-path at a given `x`: maps the layer below and `y` to the layer's units.
 
     The first layer has no layer below: its `z` is `None`, and counts as `y` where it is needed.
-
     The layers are what `at(x)` evaluates, and what anything that looks inside an energy reads.
+    Each kind is a tuple with names: what PyTorch's compiler follows in all its versions.
     """
 
     def __call__(self, z: Tensor | None, y: Tensor) -> Tensor:
-        raise TypeError(f"{type(self).__name__} must define what it computes")
+        """The units of the layer."""
+        ...
 
-    def to(self, dtype: torch.dtype) -> Self:
-        """The same with all its tensors of one dtype."""
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{k: v.to(dtype) for k, v in parts.items() if isinstance(v, Tensor)})
+    def _asdict(self) -> dict[str, Any]: ...
+
+    def _replace(self, **changes: Any) -> Self: ...
 
 
-@dataclass(frozen=True)
-class Dense(Layer):
+class Dense(NamedTuple):
     """`activation(wz (z * gate_z) + wy (y * gate_y) + bias)`, with `z` and `y` as vectors.
 
     `None` stands for a gate of ones, and for the term of `z` that the first layer does not have.
@@ -101,8 +100,7 @@ class Dense(Layer):
         return self.activation(total)
 
 
-@dataclass(frozen=True)
-class Conv(Layer):
+class Conv(NamedTuple):
     """The same with convolutions over feature maps: supplement A of the paper.
 
     A spatial `y` is resampled to the size of the maps below (the paper's S); a vector `y` adds
@@ -130,8 +128,7 @@ class Conv(Layer):
         return self.activation(total)
 
 
-@dataclass(frozen=True)
-class Apply(Layer):
+class Apply(NamedTuple):
     """A function of `z` alone that is convex and non-decreasing: pooling, an activation."""
 
     function: Callable[[Tensor], Tensor]
@@ -150,6 +147,12 @@ def resample(maps: Tensor, size: tuple[int, int]) -> Tensor:
         return maps
     factor = max(1, before[0] // size[0]), max(1, before[1] // size[1])
     return F.interpolate(F.avg_pool2d(maps, factor), size, mode="nearest-exact")
+
+
+def cast(layer: L, dtype: torch.dtype) -> L:
+    """The same layer with all its tensors of one dtype."""
+    tensors = {k: v.to(dtype) for k, v in layer._asdict().items() if isinstance(v, Tensor)}
+    return layer._replace(**tensors)
 
 
 def gated(value: Tensor, gate: Tensor | None) -> Tensor:
@@ -171,7 +174,7 @@ class LayeredEnergy(Energy):
         # Autocast may have left parts in a lower precision; the callable must not depend on
         # being called under the same autocast.
         dtype = last.wy.dtype
-        below, last = [layer.to(dtype) for layer in below], last.to(dtype)
+        below, last = [cast(layer, dtype) for layer in below], cast(last, dtype)
         # Weights times gates of the last unit are one slope in z and one in y, per example.
         # That saves its products in every call.
         slope_y, bias = gated(last.wy, last.gate_y), last.bias.squeeze(-1)

@@ -1,7 +1,6 @@
 """The fully input convex network: section 3.1 of the paper."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import torch.nn.functional as F
@@ -66,7 +65,7 @@ class FICNN(LayeredEnergy):
         if self.dim_x:
             x = check_batch("x", x, (None, self.dim_x), like=self._weight)
         *hidden, last = (layer(x) for layer in self.layers)
-        return [*hidden, replace(last, activation=identity())]
+        return [*hidden, last._replace(activation=identity())]
 
     def extra_repr(self) -> str:
         return (

@@ -1,7 +1,6 @@
 """The partially input convex network: section 3.2 of the paper."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import torch.nn.functional as F
@@ -93,7 +92,7 @@ class PICNN(LayeredEnergy):
         for x_layer, layer in zip(self.x_path, self.layers[1:], strict=True):
             u = x_layer(u)
             layers.append(layer(u))
-        return [*layers[:-1], replace(layers[-1], activation=identity())]
+        return [*layers[:-1], layers[-1]._replace(activation=identity())]
 
     def extra_repr(self) -> str:
         return (

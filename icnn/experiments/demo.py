@@ -103,6 +103,10 @@ def bowl(track: Track) -> dict[str, Any]:
         error = F.mse_loss(fit(grid), truth(grid)).sqrt().item()
         numbers[f"{name}, 64-64: rms distance from the truth"] = error, ".3f"
         numbers[f"{name}, 64-64: chords below the curve"] = violations(fit), ".1%"
+    numbers["FICNN, 64-64: proved convex (1 is yes)"] = (
+        int(icnn.check_convexity(convex).proved),
+        "d",
+    )
     return {
         "title": "Bowl: 30 noisy values of a convex function, two fits",
         "numbers": numbers,
@@ -148,6 +152,10 @@ def valley(track: Track) -> dict[str, Any]:
         "title": "Valley: a PICNN that winds in x and is convex in y",
         "numbers": {
             f"slices f(x, .) that bend down, of {len(xs)}": (bent(surface), "d"),
+            "proved convex in y for every x (1 is yes)": (
+                int(icnn.check_convexity(energy).proved),
+                "d",
+            ),
             "mean distance of the argmin from the truth": (miss.item(), ".3f"),
         },
         "data": (x, y),
