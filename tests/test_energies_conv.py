@@ -327,6 +327,52 @@ def test_networks_that_cannot_be_made_convex(module, message: str):
         icnn.convexify(module)
 
 
+class Residual(nn.Sequential):
+    def forward(self, input):
+        return input - super().forward(input)
+
+
+class Sine(nn.Linear):
+    def forward(self, input):
+        return super().forward(input).sin()
+
+
+def test_subclasses_may_compute_anything_and_are_refused():
+    for part in (Residual(nn.Linear(3, 3)), Sine(3, 3)):
+        with pytest.raises(ValueError, match=r"`module` must be made of plain layers of torch\.nn"):
+            icnn.convexify(nn.Sequential(part, nn.ReLU(), nn.Linear(3, 1)), (3,))
+
+
+@pytest.mark.parametrize(
+    ("parts", "y_shape"),
+    [
+        ([nn.Linear(8, 16), nn.ReLU(), nn.Flatten(), nn.Linear(64, 1)], (4, 8)),
+        ([nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(72, 1)], (8, 8)),
+        ([nn.AvgPool2d(2, divisor_override=-1), nn.Flatten(), nn.Linear(32, 1)], (2, 8, 8)),
+        ([nn.MaxPool2d(2, return_indices=True), nn.Flatten(), nn.Linear(32, 1)], (2, 8, 8)),
+    ],
+)
+def test_layers_used_in_other_ways_are_refused(parts, y_shape):
+    with pytest.raises(ValueError, match=r"`module` must (give|be made of)"):
+        icnn.convexify(nn.Sequential(*parts), y_shape)
+
+
+def test_dtype_and_mode_are_taken_over():
+    energy = icnn.convexify(
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).double().eval()
+    )
+    assert not energy.training
+    assert energy(None, torch.ones(2, 3, dtype=DOUBLE)).dtype == DOUBLE
+
+
+@pytest.mark.parametrize("y_shape", [(3,), (1, 1, 1), (1, 12, 10)])
+def test_pooling_first(y_shape):
+    energy = icnn.ConvPICNN((1, 12, 10), y_shape, (("max", 2), (4, 3, 1)), (7,)).double()
+    x = torch.randn(3, 1, 12, 10, dtype=DOUBLE)
+    assert energy(x, torch.randn(3, *y_shape, dtype=DOUBLE)).shape == (3,)
+    assert icnn.check_convexity(energy).proved
+
+
 def test_convolutions_that_cannot_be_made_convex():
     for conv in (nn.Conv2d(2, 4, 3, groups=2), nn.Conv2d(2, 4, 3, padding="same")):
         with pytest.raises(ValueError, match="`module` must have convolutions with one group"):

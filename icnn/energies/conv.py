@@ -115,7 +115,9 @@ class ConvPICNN(LayeredEnergy):
         u, found = x, []
         for step in self.steps:
             layer, u = step(u, x)
-            found.append(layer)
+            # Before the first convolution there is no z to pool, and y is resampled anyway.
+            if found or isinstance(layer, Conv):
+                found.append(layer)
         u = u.flatten(start_dim=1)
         for layer, x_layer in zip(self.layers, [*self.x_path, None], strict=True):
             found.append(layer(u))

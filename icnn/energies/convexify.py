@@ -23,7 +23,7 @@ from icnn.energies.initialisation import PASSED, nonnegative_weight, spread_
 from icnn.energies.layers import POSITIVITY, frozen
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d)
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+DROPOUTS = (nn.Dropout, nn.Dropout2d)
 
 
 def convexify(
@@ -78,6 +78,7 @@ class Convexified(LayeredEnergy):
 
         z, incoming, steps = torch.empty(2, *self.y_shape, device="meta"), None, []
         for part in parts:
+            check_plain(part, z.ndim)
             try:
                 after = copy.deepcopy(part).to("meta").eval()(z)
             except RuntimeError as error:
@@ -103,6 +104,8 @@ class Convexified(LayeredEnergy):
         if not steps or not isinstance(steps[-1], DenseStep) or z.shape[1:] != (1,):
             raise ValueError(f"`module` must end in a Linear with one output, got {parts[-1:]}")
         self.steps = nn.ModuleList(steps)
+        like = next(module.parameters())
+        self.to(like.device, like.dtype).train(module.training)
 
     def describe(self, x: Tensor | None) -> list[Layer]:
         found: list[Layer] = []
@@ -110,8 +113,8 @@ class Convexified(LayeredEnergy):
             if isinstance(step, DenseStep | ConvStep):
                 found.append(step())
             elif isinstance(step, DROPOUTS):
-                if self.training:
-                    found.append(Mask(type(step), step.p, []))
+                if step.training:
+                    found.append(Mask(type(step), step.p, {}))
             else:
                 found.append(Apply(step))
         return found
@@ -121,17 +124,17 @@ class Convexified(LayeredEnergy):
 
 
 class Mask(NamedTuple):
-    """Dropout with a mask that is drawn once, at the first call."""
+    """Dropout with a mask that is drawn once, at the first call with a batch of that size."""
 
     kind: type[nn.Module]
     p: float
-    drawn: list[Tensor]
+    drawn: dict[int, Tensor]
 
     def __call__(self, z: Tensor | None, y: Tensor) -> Tensor:
         z = y if z is None else z
-        if not self.drawn or self.drawn[0].shape != z.shape:
-            self.drawn[:] = [self.kind(self.p)(torch.ones_like(z))]
-        return z * self.drawn[0]
+        if z.shape[0] not in self.drawn:
+            self.drawn[z.shape[0]] = self.kind(self.p)(torch.ones_like(z))
+        return z * self.drawn[z.shape[0]]
 
 
 class Elementwise(nn.Module):
@@ -217,9 +220,24 @@ class ConvStep(nn.Module):
         )
 
 
+def check_plain(part: nn.Module, ndim: int) -> None:
+    """A layer of PyTorch itself, used as we use it: a subclass may compute anything."""
+    flat, maps = isinstance(part, nn.Linear), isinstance(part, (nn.Conv2d, nn.Dropout2d, *POOLS))
+    if (flat and ndim != 2) or (maps and ndim != 4):
+        expected = "vectors (a Flatten before it?)" if flat else "maps (channels, height, width)"
+        raise ValueError(f"`module` must give {part} {expected}, got {ndim - 1} dimensions")
+    override = getattr(part, "divisor_override", None)
+    if (
+        not type(part).__module__.startswith("torch.nn.modules.")
+        or getattr(part, "return_indices", False)
+        or (override is not None and override < 1)
+    ):
+        raise ValueError(f"`module` must be made of plain layers of torch.nn, got {part}")
+
+
 def leaves(module: nn.Module) -> Iterator[nn.Module]:
     """The parts of nested sequences, in order."""
-    if isinstance(module, nn.Sequential):
+    if type(module) is nn.Sequential:
         for part in module:
             yield from leaves(part)
     else:
