@@ -114,6 +114,9 @@ def _bent(name: str, function: Callable[[Tensor], Tensor], nondecreasing: bool, 
     return lambda: Activation(name, function, False, nondecreasing, False, True, reason)
 
 
+IDENTITY = identity()
+"""Made once: compilers of older PyTorch cannot follow the making of one."""
+
 ACTIVATIONS: dict[str, Callable[[], Activation]] = {
     "relu": relu,
     "leaky_relu": leaky_relu,

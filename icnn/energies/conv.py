@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from icnn.checks import check_batch, check_choice, check_count, check_widths
-from icnn.energies.activations import Activation, any_activation, convex_activation, identity
+from icnn.energies.activations import IDENTITY, Activation, any_activation, convex_activation
 from icnn.energies.energy import Apply, Conv, Dense, Geometry, Layer, LayeredEnergy, resample
-from icnn.energies.initialisation import PASSED, nonnegative_weight, open_gate_, spread_
+from icnn.energies.initialisation import PASSED_CONV, nonnegative_weight, open_gate_, spread_
 from icnn.energies.layers import POSITIVITY, frozen
 from icnn.energies.picnn import NORMS, PartialLayer, XLayer, normalised
 
@@ -124,7 +124,7 @@ class ConvPICNN(LayeredEnergy):
             u = u if x_layer is None else x_layer(u)
         last = found.pop()
         assert isinstance(last, Dense)
-        return [*found, last._replace(activation=identity())]
+        return [*found, last._replace(activation=IDENTITY)]
 
     def extra_repr(self) -> str:
         return (
@@ -180,7 +180,7 @@ class ConvLayer(nn.Module):
 
         # The context of a layer: the x-path, and x itself beside it once they differ.
         dim_c = dim_u + (energy.x_shape[0] if dim_z else 0)
-        share = (PASSED if dim_z else 1.0) / 2
+        share = (PASSED_CONV if dim_z else 1.0) / 2
         self.wu = spread_(conv(dim_c, width), share, before)
         if self.spatial:
             self.wy = spread_(conv(dim_y, width, bias=False), share)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from icnn.checks import check_choice, check_instance, check_widths
 from icnn.energies.activations import (
+    IDENTITY,
     Activation,
     any_activation,
     convex_activation,
@@ -19,7 +20,7 @@ from icnn.energies.activations import (
     softplus,
 )
 from icnn.energies.energy import Apply, Conv, Dense, Geometry, Layer, LayeredEnergy
-from icnn.energies.initialisation import PASSED, nonnegative_weight, spread_
+from icnn.energies.initialisation import PASSED, PASSED_CONV, nonnegative_weight, spread_
 from icnn.energies.layers import POSITIVITY, frozen
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d)
@@ -88,13 +89,13 @@ class Convexified(LayeredEnergy):
             below = None if incoming is None else z.shape[1:]
             if isinstance(part, nn.Linear):
                 steps.append(DenseStep(part, self.y_shape, below, incoming, self.positivity))
-                incoming = identity()
+                incoming = IDENTITY
             elif isinstance(part, nn.Conv2d):
                 steps.append(ConvStep(part, self.y_shape, z.shape[1:], incoming, self.positivity))
-                incoming = identity()
+                incoming = IDENTITY
             elif isinstance(part, POOLS + DROPOUTS):
                 steps.append(copy.deepcopy(part))
-                incoming = incoming or identity()
+                incoming = incoming or IDENTITY
             elif isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1):
                 steps.append(nn.Flatten())
             else:
@@ -110,7 +111,7 @@ class Convexified(LayeredEnergy):
     def describe(self, x: Tensor | None) -> list[Layer]:
         found: list[Layer] = []
         for step in self.steps:
-            if isinstance(step, DenseStep | ConvStep):
+            if isinstance(step, (DenseStep, ConvStep)):
                 found.append(step())
             elif isinstance(step, DROPOUTS):
                 if step.training:
@@ -174,7 +175,7 @@ class DenseStep(nn.Module):
 
     def forward(self) -> Dense:
         wz = None if self.wz is None else self.wz()
-        return Dense(identity(), frozen(self.wy.weight), frozen(self.wy.bias), wz=wz)
+        return Dense(IDENTITY, frozen(self.wy.weight), frozen(self.wy.bias), wz=wz)
 
 
 class ConvStep(nn.Module):
@@ -199,7 +200,7 @@ class ConvStep(nn.Module):
         self.geometry: Geometry = (stride, padding, dilation)
         self.size = (int(below[1]), int(below[2]))
         kernel = (conv.kernel_size[0], conv.kernel_size[1])
-        share = 1.0 if incoming is None else PASSED
+        share = 1.0 if incoming is None else PASSED_CONV
         self.wy = spread_(nn.Conv2d(y_shape[0], conv.out_channels, kernel), share)
         self.wz = None
         if incoming is not None:
@@ -211,7 +212,7 @@ class ConvStep(nn.Module):
     def forward(self) -> Conv:
         assert self.wy.bias is not None, "convolutions have a bias by default"
         return Conv(
-            identity(),
+            IDENTITY,
             wy=frozen(self.wy.weight),
             bias=frozen(self.wy.bias)[:, None, None],
             size=self.size,

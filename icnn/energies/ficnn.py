@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from icnn.checks import check_batch, check_choice, check_count, check_widths
-from icnn.energies.activations import Activation, convex_activation, identity
+from icnn.energies.activations import IDENTITY, Activation, convex_activation
 from icnn.energies.energy import Dense, LayeredEnergy
 from icnn.energies.initialisation import PASSED, nonnegative_weight, spread_
 from icnn.energies.layers import POSITIVITY, frozen
@@ -65,7 +65,7 @@ class FICNN(LayeredEnergy):
         if self.dim_x:
             x = check_batch("x", x, (None, self.dim_x), like=self._weight)
         *hidden, last = (layer(x) for layer in self.layers)
-        return [*hidden, last._replace(activation=identity())]
+        return [*hidden, last._replace(activation=IDENTITY)]
 
     def extra_repr(self) -> str:
         return (

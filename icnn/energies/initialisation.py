@@ -27,8 +27,11 @@ from icnn.energies.layers import NonNegative
 
 L = TypeVar("L", nn.Linear, nn.Conv2d)
 
-PASSED = 0.75
+PASSED = 0.5
 """The share r of a unit's variance that its passthroughs bring; the layer below brings the rest."""
+
+PASSED_CONV = 0.75
+"""The same for convolutions, whose few weights realise less of the variance of a heavy tail."""
 
 
 @lru_cache(maxsize=64)
@@ -53,12 +56,12 @@ def nonnegative_weight(
         incoming: The activation of the layer below.
         positivity: See `NonNegative`; without it the weight is drawn around zero.
     """
-    n = math.prod(shape[1:])
+    n, rest = math.prod(shape[1:]), 1 - (PASSED if len(shape) == 2 else PASSED_CONV)
     mean, square = moments(incoming)
     if positivity is None:
-        weight = torch.empty(shape).normal_(std=math.sqrt((1 - PASSED) / (n * square)))
+        weight = torch.empty(shape).normal_(std=math.sqrt(rest / (n * square)))
         return NonNegative(nn.Parameter(weight), None), torch.zeros(shape[0])
-    variance = (1 - PASSED) / (n * (square - mean**2))
+    variance = rest / (n * (square - mean**2))
     # A log-normal with mean 1 / n and that variance.
     log_variance = math.log1p(variance * n**2)
     weight = torch.empty(shape).log_normal_(

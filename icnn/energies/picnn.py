@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from icnn.checks import check_batch, check_choice, check_count, check_widths
-from icnn.energies.activations import Activation, any_activation, convex_activation, identity
+from icnn.energies.activations import IDENTITY, Activation, any_activation, convex_activation
 from icnn.energies.energy import Dense, LayeredEnergy
 from icnn.energies.initialisation import PASSED, nonnegative_weight, open_gate_, spread_
 from icnn.energies.layers import POSITIVITY, frozen
@@ -92,7 +92,7 @@ class PICNN(LayeredEnergy):
         for x_layer, layer in zip(self.x_path, self.layers[1:], strict=True):
             u = x_layer(u)
             layers.append(layer(u))
-        return [*layers[:-1], layers[-1]._replace(activation=identity())]
+        return [*layers[:-1], layers[-1]._replace(activation=IDENTITY)]
 
     def extra_repr(self) -> str:
         return (
