@@ -21,7 +21,7 @@ SETTINGS = {
     "dim_y": 10, "hidden": [200] * 12, "steps": 2500, "batch": 256, "lr": 1e-3, "seeds": [0, 1, 2]
 }  # fmt: skip
 TARGETS: dict[str, Callable[[Tensor], Tensor]] = {
-    "|y|^2": lambda y: y.square().sum(dim=1),
+    "sum of squares": lambda y: y.square().sum(dim=1),
     "log-sum-exp": lambda y: y.logsumexp(dim=1),
 }
 
