@@ -126,7 +126,7 @@ def bare_x_path(energy: icnn.PICNN, x: Tensor) -> list[Tensor]:
         if i < len(energy.x_path):
             x_layer = energy.x_path[i]
             assert isinstance(x_layer, XLayer)
-            u = x_layer.linear(u).relu()
+            u = x_layer.v(u).relu()
     return found
 
 
@@ -142,7 +142,7 @@ def bare_x_products(energy: icnn.PICNN, x: Tensor) -> None:
         if i < len(energy.x_path):
             x_layer = energy.x_path[i]
             assert isinstance(x_layer, XLayer)
-            u = u @ x_layer.linear.weight.t()
+            u = u @ x_layer.v.weight.t()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from icnn.energies import activations
 from icnn.energies.activations import Activation
+from icnn.energies.calibration import calibrate_
 from icnn.energies.compose import Max, Quadratic, Scale, Score, Sum
 from icnn.energies.conv import ConvPICNN
 from icnn.energies.convexify import convexify
@@ -27,6 +28,7 @@ __all__ = [
     "Score",
     "Sum",
     "activations",
+    "calibrate_",
     "check_convexity",
     "convexify",
     "keep_convex",

@@ -24,10 +24,11 @@ def check_count(argument: str, value: Any, minimum: int = 1) -> int:
     raise ValueError(f"`{argument}` must be an integer of at least {minimum}, got {value!r}")
 
 
-def check_widths(argument: str, value: Any) -> tuple[int, ...]:
-    """A non-empty sequence of layer widths."""
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) == 0:
-        raise ValueError(f"`{argument}` must be a non-empty sequence of widths, got {value!r}")
+def check_widths(argument: str, value: Any, *, empty: bool = False) -> tuple[int, ...]:
+    """A sequence of layer widths, which may be `empty` or not."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not (value or empty):
+        expected = "a sequence of widths" if empty else "a non-empty sequence of widths"
+        raise ValueError(f"`{argument}` must be {expected}, got {value!r}")
     return tuple(check_count(f"{argument}[{i}]", width) for i, width in enumerate(value))
 
 

@@ -154,8 +154,13 @@ def test_conv_picnn_is_supplement_a():
     u = conv(first.v, x, (2, 1)).tanh()
     assert u.shape == z.shape == (4, 4, 5, 8)
     z, u = F.max_pool2d(z, 2), F.max_pool2d(u, 2)
-    # From 12 x 10 to 2 x 4: averages of 6 x 2 places give 2 x 5, of which four columns are taken.
-    sx, sy = (F.avg_pool2d(v, (6, 2))[:, :, :, [0, 1, 3, 4]] for v in (x, y))
+    # From 12 x 10 to 2 x 4: averages of 6 x 3 places, with one column left for the last.
+    parts = ([0, 1, 2], [3, 4, 5], [6, 7, 8], [9])
+    columns = [[v[..., part].mean(dim=-1) for part in parts] for v in (x, y)]
+    sx, sy = (
+        torch.stack([c.unflatten(2, (2, 6)).mean(dim=3) for c in found], dim=-1)
+        for found in columns
+    )
     c = torch.cat([u, sx], dim=1)
     assert second.wz is not None
     assert second.wzu is not None
@@ -172,7 +177,7 @@ def test_conv_picnn_is_supplement_a():
             z = z.relu()
             x_layer = energy.x_path[0]
             assert isinstance(x_layer, XLayer)
-            u = x_layer.linear(u).tanh()
+            u = x_layer.v(u).tanh()
     torch.testing.assert_close(energy(x, y), z.squeeze(1))
 
 
@@ -373,7 +378,43 @@ def test_pooling_first(y_shape):
     assert icnn.check_convexity(energy).proved
 
 
+def test_resampling_passes_over_no_place_where_maps_differ_much():
+    for before, after in ((12, 8), (12, 7), (12, 6), (12, 3), (15, 10)):
+        maps = torch.ones(1, 1, before, before, requires_grad=True)
+        resample(maps, (after, after)).sum().backward()
+        assert maps.grad is not None
+        assert bool((maps.grad > 0).all())
+
+
+def test_ways_to_write_the_same_network():
+    linear = nn.Linear(4 * 12 * 10, 1)
+    plain = [nn.Conv2d(2, 4, (3, 5), padding=(2, 2), dilation=(2, 1)), nn.ReLU(), nn.Flatten()]
+    same = nn.Conv2d(2, 4, (3, 5), padding="same", dilation=(2, 1))
+    others = [nn.Identity(), same, nn.ReLU(), nn.Flatten(1, 3), nn.Identity()]
+    y = torch.randn(3, 2, 12, 10)
+    values = []
+    for parts in ([*plain, linear], [*others, linear, nn.Identity()]):
+        torch.manual_seed(0)
+        values.append(icnn.convexify(nn.Sequential(*parts), (2, 12, 10))(None, y))
+    assert torch.equal(*values)
+    valid = nn.Sequential(nn.Conv2d(2, 4, 3, padding="valid"), nn.Flatten(), nn.Linear(320, 1))
+    assert icnn.convexify(valid, (2, 12, 10))(None, y).shape == (3,)
+
+
+def test_without_dense_layers():
+    energy = icnn.ConvPICNN(X_SHAPE, (3,), CONVS, ())
+    x, y = batch(energy, 4)
+    assert energy(x, y).shape == (4,)
+    assert icnn.check_convexity(energy).proved
+
+
+def test_batch_norm_over_the_places_of_one_image():
+    energy = icnn.ConvPICNN(X_SHAPE, (3,), CONVS, (), x_norm="batch")
+    x, y = batch(energy, 1)
+    assert bool(energy(x, y).isfinite().all())
+
+
 def test_convolutions_that_cannot_be_made_convex():
-    for conv in (nn.Conv2d(2, 4, 3, groups=2), nn.Conv2d(2, 4, 3, padding="same")):
+    for conv in (nn.Conv2d(2, 4, 3, groups=2), nn.Conv2d(2, 4, 2, padding="same")):
         with pytest.raises(ValueError, match="`module` must have convolutions with one group"):
             icnn.convexify(nn.Sequential(conv, nn.Flatten(), nn.Linear(4, 1)), (2, 3, 3))

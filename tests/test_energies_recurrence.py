@@ -88,7 +88,7 @@ def test_picnn_is_equation_3(activation: str, x_norm: str | None, training: bool
         if i < 2:
             x_layer = energy.x_path[i]
             assert isinstance(x_layer, XLayer)
-            u = u @ array(x_layer.linear.weight).T + array(x_layer.linear.bias)
+            u = u @ array(x_layer.v.weight).T + array(x_layer.v.bias)
             if x_norm:
                 u = normalise(x_layer.norm, u, x_norm == "batch", training)
             u = np.tanh(u)
@@ -135,7 +135,7 @@ def test_proposition_2_a_picnn_that_is_a_given_feed_forward_network():
             parameter.zero_()
     for x_layer, linear in zip(energy.x_path, (network[0], network[2]), strict=True):
         assert isinstance(x_layer, XLayer)
-        x_layer.linear.load_state_dict(linear.state_dict())
+        x_layer.v.load_state_dict(linear.state_dict())
     last = energy.layers[-1]
     assert isinstance(last, PartialLayer)
     last.wyu.load_state_dict(network[4].state_dict())

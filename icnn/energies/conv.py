@@ -37,7 +37,7 @@ class ConvPICNN(LayeredEnergy):
         y_shape: The same, of any size, or `(length,)`.
         convs: For each layer `(channels, kernel, stride)`, or `("max", size)` or `("avg", size)`
             for a pooling. Kernels, strides and sizes are numbers or pairs (height, width).
-        hidden: Widths of the dense layers after them; one linear unit follows.
+        hidden: Widths of the dense layers after them, or none; one linear unit follows.
         activation: A convex, non-decreasing activation for the y-path: a name, or an
             `icnn.Activation`.
         x_activation: Any activation, for the x-path.
@@ -71,7 +71,7 @@ class ConvPICNN(LayeredEnergy):
             raise ValueError(
                 f"`y_shape` must be (length,) or (channels, height, width), got {y_shape!r}"
             )
-        self.hidden = check_widths("hidden", hidden)
+        self.hidden = check_widths("hidden", hidden, empty=True)
         self.activation = convex_activation("activation", activation)
         self.x_activation = any_activation("x_activation", x_activation)
         self.x_norm = check_choice("x_norm", x_norm, list(NORMS))

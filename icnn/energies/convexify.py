@@ -14,7 +14,6 @@ from icnn.energies.activations import (
     any_activation,
     convex_activation,
     elu,
-    identity,
     leaky_relu,
     relu,
     softplus,
@@ -96,8 +95,10 @@ class Convexified(LayeredEnergy):
             elif isinstance(part, POOLS + DROPOUTS):
                 steps.append(copy.deepcopy(part))
                 incoming = incoming or IDENTITY
-            elif isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1):
+            elif isinstance(part, nn.Flatten) and after.shape == z.flatten(1).shape:
                 steps.append(nn.Flatten())
+            elif isinstance(part, nn.Identity):
+                pass
             else:
                 incoming = convex_activation("module", activation_of(part))
                 steps.append(Elementwise(incoming))
@@ -190,12 +191,18 @@ class ConvStep(nn.Module):
         positivity: str | None,
     ):
         super().__init__()
-        if conv.groups != 1 or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+        reach = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+        padding = conv.padding
+        if padding == "valid":
+            padding = (0, 0)
+        elif padding == "same" and not any(r % 2 for r in reach):
+            padding = tuple(r // 2 for r in reach)
+        if conv.groups != 1 or conv.padding_mode != "zeros" or isinstance(padding, str):
             raise ValueError(
-                "`module` must have convolutions with one group and a number of zeros as padding, "
-                f"got {conv}"
+                "`module` must have convolutions with one group and as many zeros on each side as "
+                f"on the other, got {conv}"
             )
-        pairs = (conv.stride, conv.padding, conv.dilation)
+        pairs = (conv.stride, padding, conv.dilation)
         stride, padding, dilation = ((int(p[0]), int(p[1])) for p in pairs)
         self.geometry: Geometry = (stride, padding, dilation)
         self.size = (int(below[1]), int(below[2]))
@@ -256,8 +263,6 @@ def activation_of(part: nn.Module) -> Activation:
             return softplus(part.beta)
         case nn.ELU():
             return elu(part.alpha)
-        case nn.Identity():
-            return identity()
         case nn.Tanh() | nn.Sigmoid() | nn.GELU() | nn.SiLU():
             return any_activation("module", type(part).__name__.lower())
     raise ValueError(

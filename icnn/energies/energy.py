@@ -140,13 +140,14 @@ class Apply(NamedTuple):
 def resample(maps: Tensor, size: tuple[int, int]) -> Tensor:
     """Feature maps at another size: averages by whole factors, then the nearest place. Linear.
 
-    Averaging by fractions would blur maps that differ by a row or two, at every layer.
+    Averaging by fractions would blur maps that differ by a row or two, at every layer. Factors
+    are rounded, so that places are passed over only where sizes differ by less than a half.
     """
     before = maps.shape[-2:]
     if before == size:
         return maps
-    factor = max(1, before[0] // size[0]), max(1, before[1] // size[1])
-    return F.interpolate(F.avg_pool2d(maps, factor), size, mode="nearest-exact")
+    factor = max(1, int(before[0] / size[0] + 0.5)), max(1, int(before[1] / size[1] + 0.5))
+    return F.interpolate(F.avg_pool2d(maps, factor, ceil_mode=True), size, mode="nearest-exact")
 
 
 def cast(layer: L, dtype: torch.dtype) -> L:

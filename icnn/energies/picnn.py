@@ -110,17 +110,18 @@ class XLayer(nn.Module):
     ):
         super().__init__()
         self.activation = activation
-        self.linear = spread_(nn.Linear(dim_u, width), 1.0, None if first else activation)
+        self.v = spread_(nn.Linear(dim_u, width), 1.0, None if first else activation)
         self.norm = NORMS[norm](width)
 
     def forward(self, u: Tensor) -> Tensor:
-        return self.activation(normalised(self.norm, self.linear(u)))
+        return self.activation(normalised(self.norm, self.v(u)))
 
 
 def normalised(norm: nn.Module, u: Tensor) -> Tensor:
     """`norm(u)`, where batch statistics can be had."""
-    if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) and norm.training and u.shape[0] < 2:
-        if u.shape[0] == 1:
+    values = u[:, :1].numel()
+    if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) and norm.training and values < 2:
+        if values == 1:
             raise ValueError(
                 "`x` must hold at least 2 examples in training mode with x_norm='batch', got 1"
             )
