@@ -88,7 +88,9 @@ def check_like(argument: str, value: Tensor, like: Tensor) -> None:
             like.device.type
         )
         if not mixed:
-            raise ValueError(f"`{argument}` must have dtype {like.dtype}, got {value.dtype}")
+            raise ValueError(
+                f"`{argument}` must have dtype {like.dtype}, got {value.dtype}: try .to()"
+            )
     if value.device != like.device:
         raise ValueError(f"`{argument}` must be on {like.device}, got {value.device}")
 

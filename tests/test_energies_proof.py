@@ -128,7 +128,7 @@ CONVEX: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a shifted gate": lambda x, y: ((F.elu(x) + 1) * y.abs()).sum(1),
     "negative over negative": lambda x, y: (-y.abs() / -(1 + x.abs())).sum(1),
     "choice by x": lambda x, y: torch.where(x > 0, y.exp(), y.abs()).sum(1),
-    "maximum along": lambda x, y: y.cummax(1).values.sum(1) + y.max(1).values + y.max(),
+    "maximum along": lambda x, y: y.cummax(1).values.sum(1) + y.max(1).values,
     "joined and taken apart": lambda x, y: torch.cat([y, y.exp()], 1)[:, [0, 4]].flip(1).sum(1),
     "cubed where it is positive": lambda x, y: y.relu().pow(3).sum(1) + 2 ** y[:, 0],
     "spread": lambda x, y: y.std(1) + y.var(1),
@@ -480,3 +480,89 @@ def test_what_is_proved_obeys_jensen(steps: list[tuple[int, int, int]]):
 def proof_alone(energy: Callable[[Any, Tensor], Tensor], x: Tensor) -> bool:
     """The proof without the search, which takes longer."""
     return not prove(energy, x, torch.randn(len(x), DIM_Y), -torch.inf, torch.inf).doubts
+
+
+@pytest.mark.parametrize(
+    ("energy", "reason"),
+    [
+        (lambda x, y: y.square().sum(1) + torch.randn(len(y)), "draw random numbers"),
+        (lambda x, y: (y @ torch.randn(3, 2)).square().sum(1), "draw random numbers"),
+        (lambda x, y: F.dropout(F.softplus(y), 0.5).sum(1), "draw random numbers"),
+        (lambda x, y: (y - y.mean(0)).square().sum(1), "depends on the other examples"),
+    ],
+    ids=["noise", "random weights", "dropout", "mean of the batch"],
+)
+def test_what_is_no_function_of_each_example_is_not_judged(energy, reason: str):
+    energy.y_shape = (3,)
+    report = icnn.check_convexity(energy)
+    assert not report.proved
+    assert report.counterexample is None
+    assert reason in str(report)
+
+
+class Negated(nn.Module):
+    """Looks like a module that torch.compile made."""
+
+    y_shape = (2,)
+
+    def __init__(self):
+        super().__init__()
+        self._orig_mod = icnn.FICNN(dim_y=2)
+
+    def forward(self, x, y):
+        return -self._orig_mod(x, y)
+
+
+class KeepsTheFirst(nn.Module):
+    """What depends on x is computed at the first call, for good."""
+
+    y_shape, dim_x = (2,), 2
+    kept = None
+
+    def forward(self, x, y):
+        if self.kept is None:
+            self.kept = x.sum() + 10
+        return self.kept * y.square().sum(1)
+
+
+def data_assigned(x, y):
+    z = y.abs()
+    z.data = -z.data
+    return z.sum(1)
+
+
+def by_the_size_of_the_batch(x, y):
+    return y.square().sum(1) if len(y) == 2 else -y.square().sum(1)
+
+
+def compiled_with_a_hook() -> Any:
+    compiled = torch.compile(icnn.FICNN(dim_y=2), backend="eager")
+    compiled.register_forward_hook(lambda module, inputs, value: -value)  # type: ignore[union-attr]
+    return compiled
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [
+        Negated(),
+        KeepsTheFirst(),
+        data_assigned,
+        by_the_size_of_the_batch,
+        compiled_with_a_hook(),
+        lambda x, y: (y.square() if y.requires_grad else -y.square()).sum(1),
+        lambda x, y: y.double().contiguous().view(torch.float32).sum(1),
+        lambda x, y: y.to(torch.float8_e5m2).float().sum(1),
+        lambda x, y: -(y**0.25).clamp(min=1).sum(1),
+        lambda x, y: -torch.sigmoid(y**0.25 - 3).sum(1),
+        lambda x, y: (y.abs() / torch.tensor([1.0, -0.0])).sum(1),
+        lambda x, y: y[0].square().sum().expand(len(y)),
+    ],
+    ids=[
+        "wrapped", "kept", "data", "batch", "hook", "mode", "bits", "coarse", "root", "root inside",
+        "negative zero", "one example for all",
+    ],
+)  # fmt: skip
+def test_tricks_are_not_proved(energy):
+    if not isinstance(energy, nn.Module):
+        energy.y_shape = (2,)
+    assert not icnn.check_convexity(energy).proved

@@ -6,7 +6,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from icnn.checks import check_instance
 from icnn.energies.activations import IDENTITY
 from icnn.energies.energy import Conv, Dense, LayeredEnergy
 from icnn.energies.layers import NonNegative
@@ -21,7 +20,8 @@ def calibrate_(energy: E, x: Tensor | None, y: Tensor) -> E:
     A new energy expects standardised `x` and `y`, and knows nothing of poolings and of padding.
     After this call, on this batch, the units of every layer have mean 0 before their activation,
     and variance 1 on average over the layer; the energy itself has mean 0 and variance 1. Weights
-    keep their signs, so it stays convex. Call it once, before training.
+    keep their signs, so it stays convex. Call it once, before training; it measures in eval mode,
+    and dropout adds its noise to that.
 
     Args:
         energy: An `icnn.FICNN`, `icnn.PICNN`, `icnn.ConvPICNN` or what `icnn.convexify` made; of
@@ -35,9 +35,18 @@ def calibrate_(energy: E, x: Tensor | None, y: Tensor) -> E:
         >>> round(float(icnn.calibrate_(energy, None, y)(None, y).std()), 3)
         1.0
     """
-    check_instance("energy", energy, LayeredEnergy)
+    if not isinstance(energy, LayeredEnergy):
+        raise ValueError(
+            "`energy` must be a FICNN, PICNN, ConvPICNN or convexified network, got "
+            f"{type(energy).__name__}: of a composition, calibrate the networks inside it"
+        )
+    names = [id(p) for _, p in energy.named_parameters(remove_duplicate=False)]
+    if len(set(names)) < len(names):
+        raise ValueError("`energy` must not share weights between layers: each has its own scale")
     parts = list(energy.modules())
     training = [part for part in parts if part.training]
+    before = {name: value.clone() for name, value in energy.state_dict().items()}
+    hooks = []
     energy.eval()  # without dropout, and without moving the averages of a norm
     try:
         # Bad input is refused before anything is changed.
@@ -46,12 +55,12 @@ def calibrate_(energy: E, x: Tensor | None, y: Tensor) -> E:
             raise ValueError(f"`y` must hold at least 2 examples to measure on, got {y.shape[0]}")
         if not finite:
             raise ValueError("`x` and `y` must be finite, and so must the energy there")
+        if not any(bool((v != v[:1]).any()) for v in (x, y) if v is not None):
+            raise ValueError("`x` or `y` must differ between examples: there is nothing to measure")
         # Along x, from below: each layer is measured, and mended, when it is called.
         linears = [getattr(part, "v", None) for part in parts]
         hooks = [v.register_forward_hook(mend) for v in linears if isinstance(v, nn.Module)]
         layers = energy.describe(x)
-        for hook in hooks:
-            hook.remove()
         weights = iter([part for part in parts if hasattr(part, "wy")])
         z = None
         for layer in layers:
@@ -66,7 +75,18 @@ def calibrate_(energy: E, x: Tensor | None, y: Tensor) -> E:
                 z = layer.activation(standardised(a, mean, std))
             else:
                 z = layer(z, y)
+        value = energy(x, y).double()
+        if not (value.mean().abs() < 0.05 and 0.95 < value.std() < 1.05):
+            raise ValueError(
+                f"`x` and `y` must be of a size that {y.dtype} can measure on, got an energy of "
+                f"mean {float(value.mean()):g} and standard deviation {float(value.std()):g}"
+            )
+    except BaseException:
+        energy.load_state_dict(before)
+        raise
     finally:
+        for hook in hooks:
+            hook.remove()
         for part in training:
             part.training = True
     return energy
@@ -82,9 +102,12 @@ def mend(linear: nn.Module, _, a: Tensor) -> Tensor:
 def measure(a: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of each unit over examples and places, and one standard deviation for them all."""
     over = [d for d in range(a.ndim) if d != 1]
-    mean, variance = a.mean(dim=over), a.var(dim=over).mean()
-    # Units that do not vary on these data have no scale to mend.
-    return mean, torch.where(variance > 0, variance, torch.ones_like(variance)).sqrt()
+    wide = a.double()  # squares of large and of small numbers
+    mean, variance = wide.mean(dim=over), wide.var(dim=over).mean()
+    # Units that vary by rounding alone have no scale to mend.
+    rounding = (64 * torch.finfo(a.dtype).eps) ** 2 * wide.square().mean()
+    std = torch.where(variance > rounding, variance, torch.ones_like(variance)).sqrt()
+    return mean.to(a.dtype), std.to(a.dtype)
 
 
 def standardised(a: Tensor, mean: Tensor, std: Tensor) -> Tensor:

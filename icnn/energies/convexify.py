@@ -36,7 +36,7 @@ def convexify(
 
     Every linear layer and convolution but the first gets non-negative weights, and a passthrough
     from `y`, resampled to its maps. The architecture is taken over and not the weights: those of
-    a network that was free to cancel mean nothing under the constraint.
+    a network that was free to cancel mean nothing under the constraint. Every layer has a bias.
 
     Args:
         module: An `nn.Sequential`, nested or not, of `Linear`, `Conv2d`, poolings, `Flatten`,
@@ -67,6 +67,8 @@ class Convexified(LayeredEnergy):
     ):
         super().__init__()
         parts = list(leaves(check_instance("module", module, nn.Sequential)))
+        if len({id(part) for part in parts}) < len(parts):
+            raise ValueError("`module` must hold each layer once, got a layer that is used twice")
         if y_shape is None:
             if not parts or not isinstance(parts[0], nn.Linear):
                 raise ValueError("`y_shape` must be given for a network that starts with no Linear")
@@ -81,7 +83,7 @@ class Convexified(LayeredEnergy):
             check_plain(part, z.ndim)
             try:
                 after = copy.deepcopy(part).to("meta").eval()(z)
-            except RuntimeError as error:
+            except (RuntimeError, AssertionError) as error:
                 raise ValueError(
                     f"`module` must fit its input: {part} got {tuple(z.shape[1:])} ({error})"
                 ) from error
@@ -104,7 +106,9 @@ class Convexified(LayeredEnergy):
                 steps.append(Elementwise(incoming))
             z = after
         if not steps or not isinstance(steps[-1], DenseStep) or z.shape[1:] != (1,):
-            raise ValueError(f"`module` must end in a Linear with one output, got {parts[-1:]}")
+            raise ValueError(
+                f"`module` must end in a Linear with one output, got {parts[-1:] and parts[-1]}"
+            )
         self.steps = nn.ModuleList(steps)
         like = next(module.parameters())
         self.to(like.device, like.dtype).train(module.training)
@@ -227,6 +231,9 @@ class ConvStep(nn.Module):
             wz=None if self.wz is None else self.wz(),
         )
 
+    def extra_repr(self) -> str:
+        return "stride={}, padding={}, dilation={}".format(*self.geometry)
+
 
 def check_plain(part: nn.Module, ndim: int) -> None:
     """A layer of PyTorch itself, used as we use it: a subclass may compute anything."""
@@ -239,6 +246,9 @@ def check_plain(part: nn.Module, ndim: int) -> None:
         not type(part).__module__.startswith("torch.nn.modules.")
         or getattr(part, "return_indices", False)
         or (override is not None and override < 1)
+        or part._forward_hooks
+        or part._forward_pre_hooks
+        or getattr(part, "threshold", 20) < 20  # a softplus that is no softplus
     ):
         raise ValueError(f"`module` must be made of plain layers of torch.nn, got {part}")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torch.utils import _pytree as pytree
 
 from icnn.checks import check_callable
@@ -62,18 +63,31 @@ def check_convexity(energy: EnergyLike, x: Any = None, domain: Any = None) -> Co
         True
     """
     check_callable("energy", energy)
+    if domain is not None and not hasattr(domain, "project"):
+        raise ValueError(f"`domain` must be a domain, with a method `project`, got {domain!r}")
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices), _private(energy) as own:
+    with torch.random.fork_rng(devices), _private(energy) as own, _private(energy) as fresh:
         generator = torch.Generator().manual_seed(0)
         like = _tensor_like(own, x)
         made_up = x is None
         x = _example_x(own, like, generator) if made_up else x
         y = torch.randn(batch_size(x), *_y_shape(own, domain), generator=generator).to(like)
-        _check_call(own, x, y)
-        reasons, proof = _attempt(own, x, y, domain)
+        value = _check_call(own, x, y)
+        if not torch.equal(own(x, y.clone()).nan_to_num(), value.nan_to_num()):
+            again = "it gives other values when it is called again: does it draw random numbers?"
+            return ConvexityReport(False, (again,))
+        # Traced on a copy that was never called: what a first call keeps would be a constant.
+        reasons, proof = _attempt(fresh, x, y, domain)
+        if _mixes(own, x, y, value):
+            mixed = "the value of an example depends on the other examples of its batch"
+            reasons, proof = (mixed, *(reasons if proof is None or proof.doubts else ())), None
         if proof is not None and not proof.doubts:
             return ConvexityReport(True, reasons)
-        found = search(own, x, y, domain, made_up, generator)
+        try:
+            found = search(own, x, y, domain, made_up, generator)
+        except (RuntimeError, ValueError) as error:  # an energy that takes no other batch
+            first = next(iter(str(error).splitlines()), "")
+            reasons, found = (*reasons, f"no search for a counterexample: {first}"), None
     return ConvexityReport(False, reasons, found)
 
 
@@ -93,7 +107,9 @@ def _attempt(
     names = ", ".join(f"{name} ({n})" for name, n in proof.operators.most_common())
     reasons = [
         f"{proof.operators.total()} operators of known curvature along y: {names}",
-        "eval mode",
+        "eval mode"
+        if isinstance(energy, nn.Module)
+        else "modules inside it in the mode they are in",
     ]
     if proof.signs:
         reasons.append(f"the signs of {proof.signs} weights as they are now")
@@ -114,7 +130,8 @@ def _relaxed(energy: EnergyLike) -> bool:
 @contextmanager
 def _private(energy: EnergyLike) -> Iterator[EnergyLike]:
     """A copy in eval mode. A module that cannot be copied is lent, and gets its mode back."""
-    energy = getattr(energy, "_orig_mod", energy)  # what torch.compile wraps
+    if isinstance(energy, OptimizedModule) and not energy._forward_hooks:
+        energy = energy._orig_mod  # what torch.compile wraps
     if not isinstance(energy, nn.Module):
         yield energy
         return
@@ -157,7 +174,7 @@ def _y_shape(energy: EnergyLike, domain: Any) -> tuple[int, ...]:
             "`energy` must have an attribute `y_shape`, or `domain` bounds of that shape: set "
             f"energy.y_shape = (n,) where each y has n numbers, got {name} without it"
         )
-    return tuple(shape)
+    return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
 def _limits(domain: Any) -> tuple[float, float]:
@@ -166,7 +183,16 @@ def _limits(domain: Any) -> tuple[float, float]:
     return torch.as_tensor(low).min().item(), torch.as_tensor(high).max().item()
 
 
-def _check_call(energy: EnergyLike, x: Any, y: Tensor) -> None:
+def _mixes(energy: EnergyLike, x: Any, y: Tensor, value: Tensor) -> bool:
+    """Whether an example at either end has another value beside other examples."""
+    for row, beside in ((0, [y[:1], y[1:] + 1]), (-1, [y[:-1] + 1, y[-1:]])):
+        found = energy(x, torch.cat(beside))[row]
+        if not torch.allclose(found, value[row], rtol=1e-3, atol=1e-4, equal_nan=True):
+            return True
+    return False
+
+
+def _check_call(energy: EnergyLike, x: Any, y: Tensor) -> Tensor:
     """Meet an energy that cannot be evaluated at the door, with its own error as the cause."""
     try:
         value = energy(x, y.clone())
@@ -174,11 +200,12 @@ def _check_call(energy: EnergyLike, x: Any, y: Tensor) -> None:
         if x is not None:
             raise
         raise ValueError(
-            f"`x` must be a batch that `energy` takes with y of shape {tuple(y.shape)}, got None, "
-            f"at which it fails: {error}"
+            f"`x` must be a batch that `energy` takes with y of shape {tuple(y.shape)}, got None: "
+            f"energy(None, y) fails with {error}"
         ) from error
     if not isinstance(value, Tensor) or value.shape != y.shape[:1]:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
             f"`energy(x, y)` must be one value per example, shape ({y.shape[0]},), got {got}"
         )
+    return value

@@ -184,6 +184,8 @@ def composed(call: Call, value: Value, shape: Shape, *rest: Any) -> Value:
         first, last = call.target(ends, *rest).tolist()
         first, last = bounds(*((first, last) if shape.rising else (last, first)))
         low, high = max(low, first), min(high, last)
+        if low > high:  # ends where the function is not defined bound nothing
+            low, high = shape.low, shape.high
     if value.is_constant:
         return Value(CONSTANT, low, high)
 

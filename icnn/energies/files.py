@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 import icnn
 from icnn.checks import check_choice, check_shape
-from icnn.energies.descriptions import ENERGIES, build, describe
+from icnn.energies.activations import Activation
+from icnn.energies.descriptions import ENERGIES, build, describe, facts
 from icnn.energies.energy import Energy
 from icnn.energies.layers import NonNegative
 
@@ -63,6 +64,8 @@ def load(path: str | os.PathLike[str]) -> Energy:
     A file that is damaged, or that describes what no energy of ours is, is a `ValueError`. No code
     from the file is run, and no memory is taken for tensors that the file does not hold.
     """
+    if not isinstance(path, str | os.PathLike) or Path(path).is_dir():
+        raise ValueError(f"`path` must be a file that icnn.save wrote, got {path!r}")
     try:
         return assemble(*read(path))
     except ValueError as error:
@@ -144,7 +147,7 @@ def check_version(text: str) -> dict[str, Any]:
         raise ValueError(f"its description is no JSON ({error})") from error
     if not isinstance(header, dict) or header.get("format") != "icnn":
         raise ValueError("its description is not of the format 'icnn'")
-    if header.get("version") != VERSION:
+    if header.get("version") is True or header.get("version") != VERSION:
         raise ValueError(f"its version must be {VERSION}, got {header.get('version')!r}")
     return header
 
@@ -180,6 +183,9 @@ def assemble(text: str, tensors: Mapping[str, Tensor]) -> Energy:
             setattr(energy.get_submodule(owner), name, loaded[first])
         for name in frozen:
             energy.get_parameter(name).requires_grad_(False)
+        for name, part in energy.named_modules():
+            if isinstance(part, NonNegative) and not bool(part().isfinite().all()):
+                raise ValueError(f"`{name}` must be finite, got weights that overflow")
         return energy.eval()
     except (ArithmeticError, LookupError, RuntimeError, TypeError) as error:
         # Whatever a constructor says to arguments that no energy of ours was made with.
@@ -201,7 +207,8 @@ def check_state(
         check_choice(f"{name}.dtype", tensor.dtype, list(dtypes))
         if not bool(tensor.isfinite().all()):
             raise ValueError(f"`{name}` must be finite, got NaN or infinity")
-        if name in clipped and bool((tensor < 0).any()):
+        # Of the other names only batch norms' variances have a sign.
+        if (name in clipped or name.endswith("running_var")) and bool((tensor < 0).any()):
             raise ValueError(f"`{name}` must be at least 0, got a minimum of {tensor.min():g}")
 
 
@@ -217,13 +224,26 @@ def constrained(energy: nn.Module) -> set[str]:
 
 def compare(energy: Energy, twin: Energy) -> None:
     """Refuse an energy that someone changed after its constructor: its twin would not be it."""
-    own, other = (
-        {name: type(part) for name, part in e.named_modules(remove_duplicate=False)}
-        for e in (energy, twin)
-    )
+    own, other = (dict(e.named_modules(remove_duplicate=False)) for e in (energy, twin))
     for name in own.keys() | other.keys():
-        if own.get(name) is not other.get(name):
+        part, made = own.get(name), other.get(name)
+        if type(part) is not type(made):
             raise ValueError(
-                f"`{name}` must be what the constructor made, {other.get(name)}, "
-                f"got {own.get(name)}"
+                f"`{name}` must be what the constructor made, {type(made)}, got {type(part)}"
             )
+        for key, value in settings(made).items():
+            if settings(part).get(key) != value:
+                raise ValueError(f"`{name}.{key}` must be as the constructor made it, {value}")
+        if changed := {"forward", "at", "describe"} & vars(part).keys():
+            raise ValueError(f"`{name}` must have the methods of its class, got {changed}")
+
+
+def settings(part: nn.Module | None) -> dict[str, Any]:
+    """The numbers, words and activations that a part keeps as plain attributes."""
+    found = {name: v for name, v in vars(part).items() if name[0] != "_" and name != "training"}
+    known = int | float | str | tuple | Activation
+    return {
+        name: facts(v) if isinstance(v, Activation) else v
+        for name, v in found.items()
+        if isinstance(v, known) and name != "blueprint"
+    }

@@ -135,6 +135,9 @@ def keep_convex(module: nn.Module, optimizer: torch.optim.Optimizer) -> Removabl
     """
     check_instance("module", module, nn.Module)
     check_instance("optimizer", optimizer, torch.optim.Optimizer)
+    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not any(id(p) in moved for p in module.parameters()):
+        raise ValueError("`optimizer` must hold parameters of `module`, got one that holds none")
 
     def tidy(*_) -> None:
         project_(module)

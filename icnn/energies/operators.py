@@ -6,6 +6,7 @@ is not known. To teach the proof an operator, write its rule here.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -135,6 +136,8 @@ def _pow(call: Call, base: Any, exponent: Any) -> Value:
     base, exponent = value_of(base), value_of(exponent)
     if exponent.is_constant and exponent.low == exponent.high:
         p = exponent.low
+        if not float(p).is_integer():  # defined above zero alone
+            base = replace(base, low=max(base.low, 0.0), high=max(base.high, 0.0))
         as_power = Call(call.name, torch.pow)
         return composed(as_power, base, _power(base.low, base.high, p), p)
     if base.is_constant and base.low > 0:
@@ -172,6 +175,8 @@ def _div(call: Call, a: Any, b: Any, rounding_mode: str | None = None) -> Value:
     if rounding_mode is not None:
         raise NotKnown(f"{call.name} with rounding")
     inverse = Call(call.name, torch.reciprocal)
+    if b.numbers is not None and bool((b.numbers == 0).any()):  # which may be -0.0
+        raise NotKnown(f"{call.name} by zero")
     if b.is_constant and b.low < 0 and b.high <= 0:
         return negated(product(call, a, composed(inverse, negated(b), _power(-b.high, -b.low, -1))))
     return product(call, a, composed(inverse, b, _power(b.low, b.high, -1)))
@@ -224,8 +229,11 @@ def _sum(call: Call, value: Value, *_: Any, **__: Any) -> Value:
 )
 def _average(call: Call, value: Value, *rest: Any, **options: Any) -> Value:
     divisor = rest[5] if call.name.startswith("avg_pool") and len(rest) > 5 else None
-    if divisor is not None or options.get("divisor_override") is not None:
-        raise NotKnown(f"{call.name} with divisor_override")
+    divisor = options.get("divisor_override", divisor)
+    if divisor is not None:
+        if divisor <= 0:
+            raise NotKnown(f"{call.name} with a divisor_override below zero")
+        return summed(value)
     # Pooling pads with zeros.
     return value if call.name == "mean" else hull(value, constant(0.0))
 
@@ -331,7 +339,12 @@ def _bce(call: Call, value: Value, target: Value, weight=None, pos_weight=None, 
     pixel_unshuffle reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d movedim
     view_copy contiguous narrow repeat_interleave _reshape_alias squeeze_copy _unsafe_index"""
 )
-def _rearranged(call: Call, value: Value, *_: Any, **__: Any) -> Value:
+def _rearranged(call: Call, value: Value, *_: Any, **options: Any) -> Value:
+    dtype = options.get("dtype")
+    if getattr(call.target, "_overloadname", "") == "dtype":
+        raise NotKnown(f"{call.name} as another dtype, which reads bits")
+    if dtype is not None and dtype.is_floating_point and torch.finfo(dtype).eps > 0.01:
+        raise NotKnown(f"{call.name} to {dtype}, whose steps are coarse")
     return value
 
 

@@ -58,7 +58,39 @@ def prove(
 
     Exceptions from the trace pass through.
     """
-    return judge(trace(energy, x, y), Value(AFFINE, low, high))
+    graph = trace(energy, x, y)
+    proof = judge(graph, Value(AFFINE, low, high))
+    if not proof.doubts and not agrees(graph, energy, x, y):
+        proof.doubts.append(
+            "what it computes is not what was traced: does it assign `.data`, keep state between "
+            "calls, or branch on the size of the batch or on modes?"
+        )
+    return proof
+
+
+def agrees(graph: GraphModule, energy: Callable[[Any, Tensor], Tensor], x: Any, y: Tensor) -> bool:
+    """Whether the graph and the energy give the same numbers, at other points and other sizes."""
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+        return value
+
+    def first(value: Any) -> Any:
+        alike = isinstance(value, Tensor) and value.ndim and value.shape[0] == y.shape[0]
+        return value[:1] if alike else value
+
+    for _ in range(3):
+        own_x, own_y = pytree.tree_map(drawn, x), drawn(y)
+        tensors = [leaf for leaf in pytree.tree_leaves(own_x) if isinstance(leaf, Tensor)]
+        traced = graph(*(t.clone() for t in tensors), own_y.clone())
+        learned = energy(own_x, own_y.clone().requires_grad_()).detach()
+        alone = energy(pytree.tree_map(first, own_x), own_y[:1].clone())
+        for found, expected in ((learned, traced), (alone, traced[:1])):
+            if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True):
+                return False
+    return True
 
 
 def trace(energy: Callable[[Any, Tensor], Tensor], x: Any, y: Tensor) -> GraphModule:
@@ -100,6 +132,8 @@ def judge(graph: GraphModule, y: Value) -> Proof:
             changes.append(f"{named(node.target)} changes a tensor of the energy{where(node)}")
         if node not in needed:
             continue
+        if is_random(node.target):
+            changes.append(f"{named(node.target)} draws random numbers{where(node)}")
         if node.op == "placeholder":
             values[node] = y if node is last else anything(CONSTANT, node)
         elif node.op == "get_attr":
@@ -176,14 +210,20 @@ def is_floating(node: Node) -> bool:
     return isinstance(example, Tensor) and example.is_floating_point()
 
 
+def is_random(target: Any) -> bool:
+    """Whether an operator gives other numbers each time."""
+    return isinstance(target, OpOverload) and (
+        torch.Tag.nondeterministic_seeded in target.tags or "rand" in named(target)
+    )
+
+
 def is_repeatable(target: Any) -> bool:
     """Whether an operator gives the same numbers each time: not random, changed, uninitialised."""
     return (
         isinstance(target, OpOverload)
         and not target._schema.is_mutable
-        and torch.Tag.nondeterministic_seeded not in target.tags
+        and not is_random(target)
         and "empty" not in named(target)
-        and "rand" not in named(target)
     )
 
 
