@@ -12,6 +12,10 @@ from icnn.energies.ficnn import FICNN
 from icnn.energies.files import load, save
 from icnn.energies.layers import NonNegative, keep_convex, project_
 from icnn.energies.picnn import PICNN
+from icnn.solvers.argmin import argmin
+from icnn.solvers.bundle_entropy import BundleEntropy
+from icnn.solvers.domains import Box, Simplex
+from icnn.solvers.solution import Solution, Status
 
 __version__ = "0.1.0"
 
@@ -19,6 +23,8 @@ __all__ = [
     "FICNN",
     "PICNN",
     "Activation",
+    "Box",
+    "BundleEntropy",
     "ConvPICNN",
     "Energy",
     "Max",
@@ -26,8 +32,12 @@ __all__ = [
     "Quadratic",
     "Scale",
     "Score",
+    "Simplex",
+    "Solution",
+    "Status",
     "Sum",
     "activations",
+    "argmin",
     "calibrate_",
     "check_convexity",
     "convexify",

@@ -1,0 +1,1 @@
+"""The inner problems of the solvers, on tensors alone."""

@@ -1,0 +1,203 @@
+"""The dual of a bundle step: the best mixture of cuts, for every example of a batch.
+
+The cuts of an example are `c_i + G_i . y <= f(y)`. Their model, with an entropy `e H(y)` and
+perhaps a tilt `t . y`, is minimised over a domain:
+
+    min_y  max_i (c_i + G_i . y) + t . y - e H(y)
+        =  max_lam D(lam),    D(lam) = c . lam + min_y ((G^T lam + t) . y - e H(y)),
+
+with `lam` on the simplex. `D` is smooth and concave. Its gradient is `g = c + G y(lam)`, its
+Hessian `-G J G^T` with `J = -dy/ds` in the slope `s = G^T lam + t`, and the duality gap of a `lam`
+is `max_i g_i - lam . g`.
+
+We maximise it by the projected Newton method of Bertsekas (1982): the largest `lam_r` is written
+as one minus the others, those at zero whose gradient points outside stay there, and the others
+move along Newton's direction, bent at zero. Where the slopes are large beside the entropy, `D` is
+almost a polyhedron and Newton's steps are short: then the entropy comes down in stages, as the
+barrier of an interior-point method does.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+EPS = torch.finfo(torch.float64).eps
+TINY = torch.finfo(torch.float64).tiny
+TOL = 1e-13  # the duality gap to reach, relative to the terms of D
+FIRST, STAGE, LAST = 15, 10, 60  # steps: at once, in each stage, at the end
+FALL = 8.0  # of the entropy, from stage to stage
+HALVINGS = 40
+
+
+class Domain(Protocol):
+    """What the dual needs of a domain: see `icnn.solvers.domains`."""
+
+    def entropy(self, y: Tensor) -> Tensor: ...
+
+    def minimise(self, slope: Tensor, entropy: Tensor) -> Tensor: ...
+
+
+class Dual(NamedTuple):
+    """The mixture, the minimiser of the model, and `D(lam)`: at most the model's minimum."""
+
+    lam: Tensor  # (B, k)
+    y: Tensor  # (B, *y_shape)
+    value: Tensor  # (B,)
+
+
+class Point(NamedTuple):
+    """`D` at one `lam`, its gradient and its duality gap, relative to the terms of `D`."""
+
+    lam: Tensor
+    slope: Tensor
+    y: Tensor
+    value: Tensor
+    gradient: Tensor
+    gap: Tensor
+    size: Tensor
+
+
+@dataclass(frozen=True)
+class Model:
+    """The cuts of a batch, in float64.
+
+    Args:
+        domain: Where `y` lives.
+        slopes: `G`, `(B, k, n)`.
+        offsets: `c`, `(B, k)`.
+        alive: Which of the cuts there are, `(B, k)`: at least one for each example.
+        entropy: `e > 0`, `(B,)`.
+        shape: Of `y`, with the batch.
+        tilt: `t`, `(B, n)`.
+    """
+
+    domain: Domain
+    slopes: Tensor
+    offsets: Tensor
+    alive: Tensor
+    entropy: Tensor
+    shape: torch.Size
+    tilt: Tensor | None = None
+
+    def at(self, lam: Tensor, entropy: Tensor) -> Point:
+        """`D` at `lam`, with another entropy perhaps."""
+        slope = (lam[:, None, :] @ self.slopes).squeeze(1)
+        slope = slope if self.tilt is None else slope + self.tilt
+        y = self.domain.minimise(slope.reshape(self.shape), column(entropy, self.shape))
+        flat = y.flatten(start_dim=1)
+        gradient = self.offsets + (self.slopes @ flat[:, :, None]).squeeze(2)
+        level = (lam * self.offsets).sum(dim=1)
+        bend = entropy * self.domain.entropy(y)
+        value = level + (slope * flat).sum(dim=1) - bend
+        size = 1 + level.abs() + (slope * flat).abs().sum(dim=1) + bend.abs()
+        gap = gradient.masked_fill(~self.alive, -math.inf).amax(dim=1) - (lam * gradient).sum(dim=1)
+        return Point(lam, slope, y, value, gradient, gap / size, size)
+
+    def bend(self, here: Point, entropy: Tensor, directions: Tensor) -> Tensor:
+        """`A J A^T` at a point, for the rows of `directions`, `(B, k, n)`."""
+        entropy = column(entropy, self.shape)
+        own = getattr(self.domain, "curvature", None)
+        if own is not None:
+            return own(here.y, entropy, directions)
+        # The domain has no formula: differentiate its `minimise`.
+        with torch.enable_grad():
+            slope = here.slope.detach().requires_grad_()
+            flat = self.domain.minimise(slope.reshape(self.shape), entropy).flatten(start_dim=1)
+        rows = directions.unbind(dim=1)
+        bent = [torch.autograd.grad(flat, slope, row, retain_graph=True)[0] for row in rows]
+        product = -directions @ torch.stack(bent, dim=2)
+        return (product + product.mT) / 2
+
+
+def column(values: Tensor, shape: torch.Size) -> Tensor:
+    """One number for each example, as a tensor that broadcasts to `shape`."""
+    return values.reshape(-1, *(1 for _ in shape[1:]))
+
+
+def solve(model: Model, start: Tensor) -> Dual:
+    """Maximise `D` from `start`, each example until its duality gap is a matter of rounding."""
+    everyone = torch.ones_like(start[:, 0], dtype=torch.bool)
+    here = climb(model, model.at(start, model.entropy), model.entropy, FIRST, everyone)
+    late = here.gap > TOL
+    if bool(late.any()):
+        # From an entropy at which slopes that differ by as much as ours do not look large.
+        slopes = model.slopes.masked_fill(~model.alive[:, :, None], 0)
+        widest = (slopes.amax(dim=1) - slopes.amin(dim=1)).amax(dim=1)
+        ratio = (widest / model.entropy).clamp(min=1)
+        stages = math.ceil(math.log(max(float(ratio[late].max()), 1.0)) / math.log(FALL))
+        there = here
+        for stage in range(stages, 0, -1):
+            entropy = model.entropy * FALL**stage
+            # Each example by its own slopes: what else is in the batch does not matter.
+            joining = late & (FALL ** (stage - 1) <= ratio)
+            there = pick(joining, model.at(there.lam, entropy), there)
+            there = climb(model, there, entropy, STAGE, joining)
+        there = pick(late, model.at(there.lam, model.entropy), here)
+        there = climb(model, there, model.entropy, LAST, late)
+        here = pick(late & (there.value > here.value), there, here)
+    return Dual(here.lam, here.y, here.value)
+
+
+def climb(model: Model, here: Point, entropy: Tensor, steps: int, active: Tensor) -> Point:
+    """Newton steps for the examples that are active, until they are optimal or do not move."""
+    for _ in range(steps):
+        active = active & (here.gap > TOL)
+        if not bool(active.any()):
+            break
+        here, active = newton(model, here, entropy, active)
+    return here
+
+
+def newton(model: Model, here: Point, entropy: Tensor, active: Tensor) -> tuple[Point, Tensor]:
+    """One step of the projected Newton method, and which examples it moved."""
+    lam, slopes = here.lam, model.slopes
+    top = lam.argmax(dim=1, keepdim=True)
+    is_top = torch.zeros_like(model.alive).scatter(1, top, True)
+    gradient = here.gradient - here.gradient.gather(1, top)
+    free = model.alive & ~is_top & ((lam > 0) | (gradient > 0))
+    gradient = gradient.masked_fill(~free, 0)
+
+    # Differences before products: cuts near the answer are almost the same.
+    apart = slopes - slopes.gather(1, top[:, :, None].expand(-1, -1, slopes.shape[2]))
+    hessian = model.bend(here, entropy, apart.masked_fill(~free[:, :, None], 0))
+    diagonal = hessian.diagonal(dim1=1, dim2=2)
+    largest = diagonal.amax(dim=1, keepdim=True).clamp(min=TINY)
+    # Cuts that depend on each other leave directions without curvature.
+    diagonal += torch.where(free, 1e-11 * largest, largest)
+    factor, failed = torch.linalg.cholesky_ex(hessian)
+    step = torch.cholesky_solve(gradient[:, :, None], factor).squeeze(2)
+    sound = ((failed == 0) & step.isfinite().all(dim=1))[:, None]
+    steepest = gradient / gradient.abs().amax(dim=1, keepdim=True).clamp(min=TINY)
+    step = torch.where(sound, step, steepest).masked_fill(~free, 0)
+
+    def along(length: Tensor) -> Tensor:
+        others = (lam + length[:, None] * step).clamp(min=0).masked_fill(is_top, 0)
+        return torch.where(is_top, 1 - others.sum(dim=1, keepdim=True), others)
+
+    # The largest share stays above zero if the others rise by no more than it has.
+    length = torch.ones_like(here.value)
+    room = lam.amax(dim=1) / step.clamp(min=0).sum(dim=1).clamp(min=TINY)
+    length = torch.where(along(length).amin(dim=1) < 0, room.clamp(max=1), length)
+    best, searching = here, active
+    for _ in range(HALVINGS):
+        there = model.at(along(length).clamp(min=0), entropy)
+        gain = ((there.lam - lam) * gradient).sum(dim=1)
+        rises = there.value >= here.value + 1e-4 * gain - EPS * here.size
+        best = pick(searching & rises, there, best)
+        searching = searching & ~rises
+        if not bool(searching.any()):
+            break
+        length = torch.where(searching, length / 2, length)
+    return best, active & (best.lam != lam).any(dim=1)
+
+
+def pick(mask: Tensor, first: Point, second: Point) -> Point:
+    """Examples of the one under the mask, of the other elsewhere."""
+
+    def chosen(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(column(mask, a.shape), a, b)
+
+    return Point(*(chosen(a, b) for a, b in zip(first, second, strict=True)))

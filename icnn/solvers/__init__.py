@@ -1,0 +1,1 @@
+"""Minimising an energy over `y`, with a certificate."""

@@ -1,0 +1,159 @@
+"""One batch of problems as solvers see it, and the record of a search."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from icnn.energies.energy import EnergyAt
+from icnn.solvers.domains import Domain
+from icnn.solvers.solution import Status
+
+RUNNING = -1
+
+
+class Tangent(NamedTuple):
+    """The energy and its slope at a point, in float64: `value + slope . (y' - y) <= f(y')`."""
+
+    value: Tensor  # (B,)
+    slope: Tensor  # (B, n)
+
+    @property
+    def finite(self) -> Tensor:
+        """Where both are numbers."""
+        return self.value.isfinite() & self.slope.isfinite().all(dim=1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Minimise `energy(y) - entropy * H(y)` over a domain, for each example of a batch.
+
+    Args:
+        energy: Maps `y` to `(B,)`.
+        domain: With the coordinates that are given at their values.
+        entropy: The weight of `H`.
+        start: A point of the domain, `(B, *y_shape)`.
+        free: Which coordinates are not given, `(B, *y_shape)`; `None` means all.
+        source: What `energy` was made from, for solvers that look inside.
+        x: Where `energy` stands.
+    """
+
+    energy: EnergyAt
+    domain: Domain
+    entropy: float
+    start: Tensor
+    free: Tensor | None = None
+    source: Any = None
+    x: Any = None
+
+    def evaluate(self, y: Tensor) -> Tensor:
+        """The energy, without a gradient."""
+        with torch.no_grad():
+            return self.energy(y.to(self.start.dtype)).double()
+
+    def tangent(self, y: Tensor) -> Tangent:
+        """The energy and its slope, by one pass forward and one back."""
+        with torch.inference_mode(False), torch.enable_grad():
+            y = y.detach().to(self.start.dtype).clone().requires_grad_()
+            value = self.energy(y)
+            if not value.requires_grad:
+                raise ValueError("`energy` must depend on y, got values without a gradient in y")
+            (slope,) = torch.autograd.grad(value.sum(), y, allow_unused=True)
+        if slope is None:
+            raise ValueError("`energy` must depend on y, got values without a gradient in y")
+        if self.free is not None:
+            slope = torch.where(self.free, slope, torch.zeros_like(slope))
+        return Tangent(value.detach().double(), slope.flatten(start_dim=1).double())
+
+    def bend(self, y: Tensor) -> Tensor:
+        """`entropy * H(y)`."""
+        if not self.entropy:
+            return torch.zeros(y.shape[0], dtype=torch.float64, device=y.device)
+        return self.entropy * self.domain.entropy(y.double())
+
+    def bound(self, slope: Tensor, offset: Tensor) -> Tensor:
+        """Weak duality: `offset + slope . y <= f(y)` for all y bounds the optimum by its minimum.
+
+        `(B, n), (B,) -> (B,)`
+        """
+        y = self.domain.minimise(slope.reshape(self.start.shape), self.entropy)
+        level = (slope * y.flatten(start_dim=1)).sum(dim=1)
+        return offset + level - self.bend(y)
+
+
+class Record:
+    """Where each example of a search stands. An example that is done does not change any more."""
+
+    def __init__(self, problem: Problem, tol: float):
+        self.problem, self.tol = problem, tol
+        batch = problem.start.shape[0]
+        nothing = problem.start.new_full((batch,), torch.nan, dtype=torch.float64)
+        self.y = problem.start
+        self.value, self.lower = nothing, torch.full_like(nothing, -torch.inf)
+        self.steps = torch.zeros(batch, dtype=torch.int64, device=nothing.device)
+        self.status = torch.full_like(self.steps, RUNNING)
+        self.best, self.best_y = torch.full_like(nothing, torch.inf), problem.start
+        self.rounding = torch.zeros_like(nothing)
+        self.gaps: list[Tensor] = []
+        free = problem.free
+        self.given = (
+            torch.zeros_like(self.status, dtype=torch.bool)
+            if free is None
+            else ~free.flatten(start_dim=1).any(dim=1)
+        )
+
+    @property
+    def active(self) -> Tensor:
+        """Which examples go on."""
+        return self.status == RUNNING
+
+    def look(self, y: Tensor, tangent: Tangent, lower: Tensor, step: int) -> None:
+        """Take note of a point `y`, reached after `step` cuts, and of a bound; stop who is done.
+
+        `converged` means `gap <= tol * max(1, |value|)`. The gap may be negative by what rounding
+        does to the values and slopes that made the bound; beyond that, the energy is not convex.
+        """
+        active, problem = self.active, self.problem
+        y = y.to(problem.start.dtype)
+        value = tangent.value - problem.bend(y)
+        lower = torch.where(self.given, value, lower)
+        size = value.abs() + (tangent.slope * y.flatten(start_dim=1)).abs().sum(dim=1)
+        rounding = 32 * torch.finfo(y.dtype).eps * size
+        self.rounding = torch.where(active, torch.maximum(self.rounding, rounding), self.rounding)
+        finite = tangent.finite
+        lower = torch.where(finite, torch.maximum(self.lower, lower), self.lower)
+
+        better = active & finite & (value < self.best)
+        self.best = torch.where(better, value, self.best)
+        self.best_y = torch.where(rows(better, y), y, self.best_y)
+        # A point of any step below a bound of any step is a proof against convexity.
+        broken = active & finite & (self.best < lower - self.rounding)
+        value = torch.where(broken, self.best, value)
+        y = torch.where(rows(broken, y), self.best_y, y)
+
+        gap = value - lower
+        tol = self.tol * value.abs().clamp(min=1)
+        self.y = torch.where(rows(active & finite, y), y, self.y)
+        self.value = torch.where(active, value, self.value)
+        self.lower = torch.where(active, lower, self.lower)
+        self.steps = torch.where(active, step, self.steps)
+        for where, status in (
+            (gap <= self.rounding, Status.STALLED),
+            (gap <= tol, Status.CONVERGED),
+            (broken, Status.NONCONVEX),
+            (~finite, Status.NONFINITE),
+        ):
+            self.status = torch.where(active & where, int(status), self.status)
+        if step:
+            self.gaps.append(self.gap)
+
+    @property
+    def gap(self) -> Tensor:
+        """`value - lower`, infinite where there is no value."""
+        return (self.value - self.lower).nan_to_num(nan=torch.inf)
+
+
+def rows(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask of examples that broadcasts to `like`."""
+    return mask.reshape(-1, *(1 for _ in like.shape[1:]))
