@@ -13,8 +13,11 @@ from icnn.energies.files import load, save
 from icnn.energies.layers import NonNegative, keep_convex, project_
 from icnn.energies.picnn import PICNN
 from icnn.solvers.argmin import argmin
+from icnn.solvers.bundle import Bundle
 from icnn.solvers.bundle_entropy import BundleEntropy
 from icnn.solvers.domains import Box, Simplex
+from icnn.solvers.exact import LinearProgram
+from icnn.solvers.gradient import ProjectedGradient
 from icnn.solvers.solution import Solution, Status
 
 __version__ = "0.1.0"
@@ -24,11 +27,14 @@ __all__ = [
     "PICNN",
     "Activation",
     "Box",
+    "Bundle",
     "BundleEntropy",
     "ConvPICNN",
     "Energy",
+    "LinearProgram",
     "Max",
     "NonNegative",
+    "ProjectedGradient",
     "Quadratic",
     "Scale",
     "Score",

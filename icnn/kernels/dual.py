@@ -27,9 +27,9 @@ from torch import Tensor
 EPS = torch.finfo(torch.float64).eps
 TINY = torch.finfo(torch.float64).tiny
 TOL = 1e-13  # the duality gap to reach, relative to the terms of D
-FIRST, STAGE, LAST = 15, 10, 60  # steps: at once, in each stage, at the end
-FALL = 8.0  # of the entropy, from stage to stage
-HALVINGS = 40
+FIRST, STAGE, LAST = 30, 15, 60  # steps: at once, in each stage, at the end
+FALL = 4.0  # of the entropy, from stage to stage
+HALVINGS = 20
 
 
 class Domain(Protocol):
@@ -120,8 +120,7 @@ def column(values: Tensor, shape: torch.Size) -> Tensor:
 def solve(model: Model, start: Tensor) -> Dual:
     """Maximise `D` from `start`, each example until its duality gap is a matter of rounding."""
     everyone = torch.ones_like(start[:, 0], dtype=torch.bool)
-    here = climb(model, model.at(start, model.entropy), model.entropy, FIRST, everyone)
-    late = here.gap > TOL
+    here, late = climb(model, model.at(start, model.entropy), model.entropy, FIRST, everyone)
     if bool(late.any()):
         # From an entropy at which slopes that differ by as much as ours do not look large.
         slopes = model.slopes.masked_fill(~model.alive[:, :, None], 0)
@@ -134,31 +133,33 @@ def solve(model: Model, start: Tensor) -> Dual:
             # Each example by its own slopes: what else is in the batch does not matter.
             joining = late & (FALL ** (stage - 1) <= ratio)
             there = pick(joining, model.at(there.lam, entropy), there)
-            there = climb(model, there, entropy, STAGE, joining)
+            there, _ = climb(model, there, entropy, STAGE, joining)
         there = pick(late, model.at(there.lam, model.entropy), here)
-        there = climb(model, there, model.entropy, LAST, late)
+        there, _ = climb(model, there, model.entropy, LAST, late)
         here = pick(late & (there.value > here.value), there, here)
     return Dual(here.lam, here.y, here.value)
 
 
-def climb(model: Model, here: Point, entropy: Tensor, steps: int, active: Tensor) -> Point:
-    """Newton steps for the examples that are active, until they are optimal or do not move."""
+def climb(
+    model: Model, here: Point, entropy: Tensor, steps: int, active: Tensor
+) -> tuple[Point, Tensor]:
+    """Newton steps for the examples that are active; and which of them are not optimal after it."""
     for _ in range(steps):
         active = active & (here.gap > TOL)
         if not bool(active.any()):
             break
         here, active = newton(model, here, entropy, active)
-    return here
+    return here, active & (here.gap > TOL)
 
 
 def newton(model: Model, here: Point, entropy: Tensor, active: Tensor) -> tuple[Point, Tensor]:
-    """One step of the projected Newton method, and which examples it moved."""
+    """One step of the projected Newton method, and which examples could still rise before it."""
     lam, slopes = here.lam, model.slopes
     top = lam.argmax(dim=1, keepdim=True)
     is_top = torch.zeros_like(model.alive).scatter(1, top, True)
-    gradient = here.gradient - here.gradient.gather(1, top)
-    free = model.alive & ~is_top & ((lam > 0) | (gradient > 0))
-    gradient = gradient.masked_fill(~free, 0)
+    level = (lam * here.gradient).sum(dim=1, keepdim=True)
+    free = model.alive & ~is_top & ((lam > 0) | (here.gradient > level))
+    gradient = (here.gradient - here.gradient.gather(1, top)).masked_fill(~free, 0)
 
     # Differences before products: cuts near the answer are almost the same.
     apart = slopes - slopes.gather(1, top[:, :, None].expand(-1, -1, slopes.shape[2]))
@@ -172,26 +173,29 @@ def newton(model: Model, here: Point, entropy: Tensor, active: Tensor) -> tuple[
     sound = ((failed == 0) & step.isfinite().all(dim=1))[:, None]
     steepest = gradient / gradient.abs().amax(dim=1, keepdim=True).clamp(min=TINY)
     step = torch.where(sound, step, steepest).masked_fill(~free, 0)
+    step = torch.where(is_top, -step.sum(dim=1, keepdim=True), step)
 
-    def along(length: Tensor) -> Tensor:
-        others = (lam + length[:, None] * step).clamp(min=0).masked_fill(is_top, 0)
-        return torch.where(is_top, 1 - others.sum(dim=1, keepdim=True), others)
-
-    # The largest share stays above zero if the others rise by no more than it has.
-    length = torch.ones_like(here.value)
-    room = lam.amax(dim=1) / step.clamp(min=0).sum(dim=1).clamp(min=TINY)
-    length = torch.where(along(length).amin(dim=1) < 0, room.clamp(max=1), length)
+    # Bent at zero and brought back to sum one, D rises along the arc at first: what is bent is at
+    # zero with a gradient above the mean `lam . g`, and the mean itself does not change by scaling.
+    length = (2 / step.abs().sum(dim=1).clamp(min=TINY)).clamp(max=1)
+    # Where no more than rounding is to be gained, the duality gap tells whether a step is good, and
+    # where that does not shrink, this is the maximum.
+    promise = length * (step * (here.gradient - level)).sum(dim=1)
+    settled = promise <= 4 * EPS * here.size
     best, searching = here, active
     for _ in range(HALVINGS):
-        there = model.at(along(length).clamp(min=0), entropy)
-        gain = ((there.lam - lam) * gradient).sum(dim=1)
-        rises = there.value >= here.value + 1e-4 * gain - EPS * here.size
-        best = pick(searching & rises, there, best)
-        searching = searching & ~rises
+        moved = (lam + length[:, None] * step).clamp(min=0)
+        there = model.at(moved / moved.sum(dim=1, keepdim=True), entropy)
+        gain = ((there.lam - lam) * (here.gradient - level)).sum(dim=1)
+        rises = there.value >= here.value + 1e-4 * gain - 4 * EPS * here.size
+        good = torch.where(settled, rises & (there.gap < here.gap / 2), rises)
+        best = pick(searching & good, there, best)
+        active = active & ~(searching & settled & ~good)
+        searching = searching & ~good & ~settled
         if not bool(searching.any()):
             break
-        length = torch.where(searching, length / 2, length)
-    return best, active & (best.lam != lam).any(dim=1)
+        length = torch.where(searching, length / 4, length)
+    return best, active
 
 
 def pick(mask: Tensor, first: Point, second: Point) -> Point:

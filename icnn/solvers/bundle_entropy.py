@@ -102,6 +102,11 @@ class Cuts:
         fresh[:, 0] = torch.where(place.any(dim=1), fresh[:, 0], 1.0)
         self.lam = torch.where(total > 0, self.lam / total.clamp(min=1e-300), fresh)
 
+    def model(self, y: Tensor) -> Tensor:
+        """The largest cut at `y`, in float64."""
+        cuts = self.offsets + (self.slopes @ y.flatten(start_dim=1)[:, :, None]).squeeze(2)
+        return cuts.masked_fill(~self.alive, -torch.inf).amax(dim=1)
+
     def minimise(self, entropy: Tensor, tilt: Tensor | None = None) -> Dual:
         """The minimiser of the model; shares start from those of the step before."""
         problem = self.problem

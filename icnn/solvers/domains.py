@@ -189,7 +189,7 @@ class Simplex:
         return self.minimise(torch.zeros_like(like), 1.0)
 
     def contains(self, y: Tensor) -> Tensor:
-        slack = rounding(y) * max(1.0, math.sqrt(y.shape[-1]))
+        slack = max(1e-5, rounding(y))  # as much as `restrict` allows
         inside = ((y.sum(dim=-1) - 1).abs() <= slack) & (y >= -slack).all(dim=-1)
         return inside.flatten(start_dim=1).all(dim=1) if inside.ndim > 1 else inside
 

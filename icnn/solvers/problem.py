@@ -83,10 +83,16 @@ class Problem:
 
 
 class Record:
-    """Where each example of a search stands. An example that is done does not change any more."""
+    """Where each example of a search stands. An example that is done does not change any more.
 
-    def __init__(self, problem: Problem, tol: float):
-        self.problem, self.tol = problem, tol
+    Args:
+        problem: What is searched.
+        tol: The gap at which an example is done, relative to `max(1, |value|)`.
+        keep_best: Whether the answer is the best point seen, or the last.
+    """
+
+    def __init__(self, problem: Problem, tol: float, keep_best: bool = False):
+        self.problem, self.tol, self.keep_best = problem, tol, keep_best
         batch = problem.start.shape[0]
         nothing = problem.start.new_full((batch,), torch.nan, dtype=torch.float64)
         self.y = problem.start
@@ -129,8 +135,9 @@ class Record:
         self.best_y = torch.where(rows(better, y), y, self.best_y)
         # A point of any step below a bound of any step is a proof against convexity.
         broken = active & finite & (self.best < lower - self.rounding)
-        value = torch.where(broken, self.best, value)
-        y = torch.where(rows(broken, y), self.best_y, y)
+        back = torch.ones_like(broken) if self.keep_best else broken
+        value = torch.where(back & finite, self.best, value)
+        y = torch.where(rows(back, y), self.best_y, y)
 
         gap = value - lower
         tol = self.tol * value.abs().clamp(min=1)
@@ -139,7 +146,7 @@ class Record:
         self.lower = torch.where(active, lower, self.lower)
         self.steps = torch.where(active, step, self.steps)
         for where, status in (
-            (gap <= self.rounding, Status.STALLED),
+            (gap <= rounding, Status.STALLED),
             (gap <= tol, Status.CONVERGED),
             (broken, Status.NONCONVEX),
             (~finite, Status.NONFINITE),

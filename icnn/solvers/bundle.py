@@ -1,0 +1,122 @@
+"""The bundle method for the bare energy, held back by the entropy of the domain."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from icnn.checks import check_choice, check_count, check_number
+from icnn.solvers.bundle_entropy import Cuts
+from icnn.solvers.cutting_planes import cutting_planes
+from icnn.solvers.problem import Problem, Record, Tangent, rows
+
+TAKEN, GREAT = 0.1, 0.5  # shares of the promised descent that move the centre, and loosen the rein
+INSIDE = 1e-12  # how far inside the domain a centre is, where the slope of H is finite
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Minimise the energy's cuts near the best point so far, and cut again where that leads.
+
+    Cuts alone jump from corner to corner, so that the next point stays near a centre `v`, the best
+    point so far: with B the Bregman divergence of the domain's `-H`,
+
+        y = argmin_y  max_i (c_i + G_i . y) + w B(y, v).
+
+    That is a bundle entropy step with the tilt `w grad H(v)`, and the same batched dual solves it.
+    The centre moves where the energy falls by a part of what the cuts promised; `w` falls where it
+    does so well, and rises where cuts turn out far from the energy. The answer is the best point
+    seen; its bound is that of the bare cuts. For `entropy == 0`.
+
+    Args:
+        max_steps: Cuts at most, each a pass for a value and a gradient.
+        tol: The gap at which an example is done, relative to `max(1, |value|)`.
+        master: `"proximal"`, or `"lp"` for the method of the paper's supplement C to the letter:
+            cuts alone, one linear program for each example and step, with HiGHS.
+    """
+
+    max_steps: int = 200
+    tol: float = 1e-6
+    master: str = "proximal"
+
+    def __post_init__(self):
+        check_count("max_steps", self.max_steps)
+        check_number("tol", self.tol, 0.0)
+        check_choice("master", self.master, ["proximal", "lp"])
+
+    def check(self, problem: Problem) -> None:
+        """Refuse what this solver is not for."""
+        if problem.entropy:
+            raise ValueError(
+                f"`entropy` must be 0 for Bundle, got {problem.entropy:g}: use icnn.BundleEntropy()"
+            )
+
+    def solve(self, problem: Problem) -> Record:
+        """Cuts near a centre, or cuts alone."""
+        if self.master == "lp":
+            return cutting_planes(problem, self.max_steps, self.tol)
+        record = Record(problem, self.tol, keep_best=True)
+        cuts, y, lower = Cuts(problem, self.max_steps), problem.start, record.lower
+        tangent = problem.tangent(y)
+        center = Center(problem, tangent)
+        for step in range(self.max_steps):
+            if step:
+                tangent = problem.tangent(y)
+                center.judge(y, tangent)
+            record.look(y, tangent, lower, step)
+            if not bool(record.active.any()):
+                return record
+            cuts.add(y, tangent, record.active & tangent.finite)
+            found = cuts.minimise(center.weight, center.weight[:, None] * center.steepness)
+            # Weak duality: the same mixture of cuts bounds the bare energy.
+            slope = (found.lam[:, None, :] @ cuts.slopes).squeeze(1)
+            offset = (found.lam * cuts.offsets).sum(dim=1)
+            lower = torch.maximum(lower, problem.bound(slope, offset))
+            y = found.y.to(problem.start.dtype)
+            center.promised = (center.level - cuts.model(found.y)).clamp(min=0)
+        record.look(y, Tangent(problem.evaluate(y), tangent.slope), lower, self.max_steps)
+        return record
+
+
+class Center:
+    """The point that each example stays near, and how firmly: `weight`."""
+
+    def __init__(self, problem: Problem, tangent: Tangent):
+        self.problem = problem
+        self.y = problem.start.double()
+        self.level, self.promised = tangent.value, torch.zeros_like(tangent.value)
+        self.steepness = self.gradient(self.y)
+        # Half of how far the first cut falls over the domain, for each of its ways to fall.
+        slope = tangent.slope.nan_to_num().reshape(self.y.shape)
+        ends = (problem.domain.minimise(s, 0.0) for s in (slope, -slope))
+        low, high = ((slope * end).flatten(start_dim=1).sum(dim=1) for end in ends)
+        ways = 1 + tangent.slope.shape[1] ** 0.5
+        self.weight = ((high - low) / (2 * ways)).clamp(min=1e-12)
+        self.most = 10 * self.weight
+        self.misses = torch.zeros_like(self.weight)
+
+    def gradient(self, y: Tensor) -> Tensor:
+        """The slope of `H` at a point, or a little inside of it."""
+        domain = self.problem.domain
+        with torch.inference_mode(False), torch.enable_grad():
+            inside = (1 - INSIDE) * y + INSIDE * domain.center(y)
+            inside = inside.detach().clone().requires_grad_()
+            (slope,) = torch.autograd.grad(domain.entropy(inside).sum(), inside)
+        # Infinite only where there is no room to move, as for coordinates that are given.
+        return slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).flatten(start_dim=1)
+
+    def judge(self, y: Tensor, tangent: Tangent) -> None:
+        """Move to `y` where that is worth it, and choose the next weight."""
+        y = y.double()
+        fall = self.level - tangent.value
+        taken = tangent.finite & (fall >= TAKEN * self.promised)
+        self.misses = torch.where(taken, 0.0, self.misses + 1)
+        # How far below the energy the new cut is at the centre.
+        away = (tangent.slope * (self.y - y).flatten(start_dim=1)).sum(dim=1)
+        wrong = (fall - away > self.promised) & (self.misses > 1)
+        great = fall >= GREAT * self.promised
+        weight = torch.where(great, self.weight / 4, torch.where(wrong, 1.5, 1.0) * self.weight)
+        self.weight = torch.minimum(weight, self.most).clamp(min=1e-12)
+        self.y = torch.where(rows(taken, y), y, self.y)
+        self.level = torch.where(taken, tangent.value, self.level)
+        self.steepness = torch.where(taken[:, None], self.gradient(y), self.steepness)
