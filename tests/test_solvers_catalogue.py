@@ -9,17 +9,31 @@ from problems import PROBLEMS, Problem
 from torch import Tensor
 
 import icnn
-from icnn import BundleEntropy, Solution, Status
+from icnn import Bundle, BundleEntropy, LinearProgram, ProjectedGradient, Solution, Status
 
-SOLVERS: list[Any] = [BundleEntropy(max_steps=300, tol=1e-9)]
+SOLVERS: dict[str, Any] = {
+    "entropy": BundleEntropy(max_steps=300),
+    "bundle": Bundle(max_steps=300),
+    "bundle-lp": Bundle(max_steps=300, master="lp"),
+    "program": LinearProgram(),
+    "momentum": ProjectedGradient(30),
+    "spectral": ProjectedGradient(60, rule="spectral"),
+    "adam": ProjectedGradient(60, rule="adam", decay=0.5),
+}
 REACHED = {torch.float64: 1e-8, torch.float32: 1e-4}
 """The relative gap that solvers reach, within their steps."""
 
 
 def applies(solver: Any, problem: Problem) -> bool:
     """Whether a solver is for a problem."""
+    if isinstance(solver, ProjectedGradient):
+        return True
     if isinstance(solver, BundleEntropy):
         return problem.entropy > 0
+    if isinstance(solver, LinearProgram):
+        return problem.entropy == 0 and problem.piecewise_linear and problem.inside
+    if solver.master == "lp":
+        return problem.entropy == 0 and problem.n <= 17
     return problem.entropy == 0
 
 
@@ -27,25 +41,31 @@ def reaches(solver: Any, problem: Problem) -> bool:
     """Whether the gap is promised to be small: else it is true, and may be what it is."""
     if isinstance(solver, BundleEntropy):
         return problem.entropy >= 0.05
-    return True
+    if isinstance(solver, Bundle):
+        # Cuts alone want as many steps as a curved energy has directions, and more.
+        return problem.piecewise_linear and problem.n <= 159
+    return isinstance(solver, LinearProgram)
 
 
 def steps(solver: Any, problem: Problem) -> int:
     """Few where no gap is promised: the answer must say so."""
-    return solver.max_steps if reaches(solver, problem) else 20
+    if isinstance(solver, LinearProgram):
+        return 1
+    return solver.max_steps if reaches(solver, problem) else min(20, solver.max_steps)
 
 
-PAIRS = [(p, s) for s in SOLVERS for p in PROBLEMS if applies(s, p)]
+PAIRS = [(p, name) for name, s in SOLVERS.items() for p in PROBLEMS if applies(s, p)]
 EVERY_PAIR = pytest.mark.parametrize(
-    ("problem", "solver"), PAIRS, ids=[f"{type(s).__name__}-{p.name}" for p, s in PAIRS]
+    ("problem", "name"), PAIRS, ids=[f"{name}-{p.name}" for p, name in PAIRS]
 )
 EVERY_DTYPE = pytest.mark.parametrize("dtype", list(REACHED), ids=["float64", "float32"])
 
 
 def solve(problem: Problem, solver: Any, dtype: torch.dtype) -> Solution:
     energy, x, domain = problem.parts.to(dtype)
-    # The tolerance is below what is asked for, and above rounding.
-    solver = replace(solver, tol=REACHED[dtype] / 10, max_steps=steps(solver, problem))
+    if not isinstance(solver, LinearProgram):
+        # The tolerance is below what is asked for, and above rounding.
+        solver = replace(solver, tol=REACHED[dtype] / 10, max_steps=steps(solver, problem))
     return icnn.argmin(energy, x, domain, entropy=problem.entropy, solver=solver)
 
 
@@ -59,8 +79,9 @@ def distance(problem: Problem, y: Tensor) -> Tensor:
 
 @EVERY_DTYPE
 @EVERY_PAIR
-def test_against_the_exact_answer(problem: Problem, solver: Any, dtype: torch.dtype):
-    found, exact = solve(problem, solver, dtype), problem.answer
+def test_against_the_exact_answer(problem: Problem, name: str, dtype: torch.dtype):
+    solver, exact = SOLVERS[name], problem.answer
+    found = solve(problem, solver, dtype)
     size = found.value.abs().clamp(min=1)
     rounding = problem.rounding(found.y)
 
@@ -83,17 +104,28 @@ def test_against_the_exact_answer(problem: Problem, solver: Any, dtype: torch.dt
 
     # Gaps and the words for them.
     assert set(found.status.tolist()) <= {Status.CONVERGED, Status.MAX_STEPS, Status.STALLED}
-    assert (found.gap[found.converged] <= REACHED[dtype] / 10 * size[found.converged]).all()
+    tol = 1e-7 if isinstance(solver, LinearProgram) else REACHED[dtype] / 10
+    assert (found.gap[found.converged] <= tol * size[found.converged]).all()
     most = steps(solver, problem)
     assert ((found.steps >= 1) & (found.steps <= most)).all()
     assert (found.steps[found.status == Status.MAX_STEPS] == most).all()
     if reaches(solver, problem):
-        assert (found.gap <= REACHED[dtype] * size).all()
+        assert (found.gap <= max(tol, REACHED[dtype]) * size).all()
+
+
+def test_bundles_and_programs_agree():
+    for problem in PROBLEMS:
+        if applies(SOLVERS["program"], problem) and problem.n <= 159:
+            exact = solve(problem, SOLVERS["program"], torch.float64).value
+            for name in ("bundle", "bundle-lp"):
+                if applies(SOLVERS[name], problem):
+                    found = solve(problem, SOLVERS[name], torch.float64).value
+                    assert ((found - exact).abs() <= 1e-7 * exact.abs().clamp(min=1)).all()
 
 
 def test_a_low_entropy_and_few_steps_are_told():
     (problem,) = (p for p in PROBLEMS if 0 < p.entropy < 0.05)
-    found = solve(problem, SOLVERS[0], torch.float64)
+    found = solve(problem, SOLVERS["entropy"], torch.float64)
     assert (found.status == Status.MAX_STEPS).all()
     assert (found.gap > 1e-8).all()
 

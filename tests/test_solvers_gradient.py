@@ -17,8 +17,8 @@ B = 4
 RULES = ("momentum", "spectral", "adam")
 LONG = {
     "momentum": ProjectedGradient(400, 0.1, decay=0.2),
-    "spectral": ProjectedGradient(100, rule="spectral"),
-    "adam": ProjectedGradient(600, 0.1, rule="adam", decay=0.7),
+    "spectral": ProjectedGradient(300, rule="spectral"),
+    "adam": ProjectedGradient(600, 0.1, rule="adam", decay=0.4),
 }
 F = Callable[[object, Tensor], Tensor]
 
@@ -70,12 +70,12 @@ def test_quadratics_are_clipped_to_the_box(rule: str, dtype: torch.dtype):
     s = icnn.argmin(energy, None, icnn.Box(low, high), entropy=0, solver=LONG[rule],
                     start=((low + high) / 2).expand(B, 5))  # fmt: skip
     assert s.y.dtype == dtype
-    near = 0.2 if rule == "adam" else 5e-3 if dtype == torch.float32 else 1e-6
+    near = 2e-2 if rule == "adam" else 2e-3 if dtype == torch.float32 else 1e-6
     torch.testing.assert_close(s.y, exact, atol=near, rtol=0)
     best = energy(None, exact).double()
     slack = 1e-4 if dtype == torch.float32 else 1e-12
     assert (s.lower <= best + slack).all()
-    assert (s.gap < (5e-2 if rule == "adam" else 1e-3)).all()
+    assert (s.gap < (1e-2 if rule == "adam" else 1e-3)).all()
     assert s.steps.max() <= LONG[rule].max_steps
     assert s.gaps.shape == (LONG[rule].max_steps, B)
 
@@ -91,7 +91,8 @@ def test_with_entropy_as_bundle_entropy(rule: str, simplex: bool, entropy: float
     tight = icnn.argmin(energy, None, domain, entropy=entropy, start=start,
                         solver=icnn.BundleEntropy(300, 1e-11))  # fmt: skip
     s = icnn.argmin(energy, None, domain, entropy=entropy, solver=LONG[rule], start=start)
-    near = 1e-2 if rule == "spectral" else 5e-2
+    # On the simplex the curvature of H grows without bound towards its corners.
+    near = (1e-2 if simplex else 1e-4) if rule == "spectral" else 5e-3
     assert (s.value - tight.lower <= near).all()
     assert (s.lower <= tight.value + 1e-12).all()
     assert (s.gap <= 2 * near).all()
@@ -126,15 +127,15 @@ def test_spectral_steps_see_the_curvature():
     best = energy(None, exact)
 
     def excess(**options) -> Tensor:
-        solver = ProjectedGradient(100, **options)
+        solver = ProjectedGradient(300, **options)
         s = icnn.argmin(energy, None, icnn.Box(), entropy=0, solver=solver, start=centred(12))
         return (s.value - best).mean()
 
-    # The best step for momentum is below 2 / 1000; a larger one does not converge.
-    spectral, momentum = excess(rule="spectral"), excess(step_size=1e-3, momentum=0.9)
-    assert spectral < 1e-2
-    assert spectral < 0.1 * momentum
-    assert spectral < 1e-3 * excess()
+    # The best step without momentum is below 2 / 1000; a larger one does not converge.
+    spectral, momentum = excess(rule="spectral"), excess(step_size=1e-3)
+    assert spectral < 1e-6
+    assert spectral < 1e-3 * momentum
+    assert spectral < 1e-6 * excess()
 
 
 def test_max_steps_counts_every_pass():
@@ -242,7 +243,8 @@ def test_entropy_keeps_points_inside(rule: str, offset: float, dtype: torch.dtyp
                     solver=ProjectedGradient(200, 0.05, rule=rule, decay=0.3),
                     start=low.expand(B, 3).clone())  # fmt: skip
     assert s.gap.isfinite().all()
-    assert (s.gap < 0.2).all()
+    # Far from zero, float32 has rounding of that size in the cuts themselves.
+    assert ((s.gap < 0.05) | (s.status == icnn.Status.STALLED)).all()
     if not offset:
         assert (s.y > 0).all()
         assert (s.y < 1).all()

@@ -30,6 +30,8 @@ TOL = 1e-13  # the duality gap to reach, relative to the terms of D
 FIRST, STAGE, LAST = 30, 15, 60  # steps: at once, in each stage, at the end
 FALL = 4.0  # of the entropy, from stage to stage
 HALVINGS = 20
+RIDGE = 1e-12
+ROUNDS = 8  # of finding out which cuts a step drops
 
 
 class Domain(Protocol):
@@ -164,15 +166,7 @@ def newton(model: Model, here: Point, entropy: Tensor, active: Tensor) -> tuple[
     # Differences before products: cuts near the answer are almost the same.
     apart = slopes - slopes.gather(1, top[:, :, None].expand(-1, -1, slopes.shape[2]))
     hessian = model.bend(here, entropy, apart.masked_fill(~free[:, :, None], 0))
-    diagonal = hessian.diagonal(dim1=1, dim2=2)
-    largest = diagonal.amax(dim=1, keepdim=True).clamp(min=TINY)
-    # Cuts that depend on each other leave directions without curvature.
-    diagonal += torch.where(free, 1e-11 * largest, largest)
-    factor, failed = torch.linalg.cholesky_ex(hessian)
-    step = torch.cholesky_solve(gradient[:, :, None], factor).squeeze(2)
-    sound = ((failed == 0) & step.isfinite().all(dim=1))[:, None]
-    steepest = gradient / gradient.abs().amax(dim=1, keepdim=True).clamp(min=TINY)
-    step = torch.where(sound, step, steepest).masked_fill(~free, 0)
+    step = quadratic_step(hessian, gradient, lam, free)
     step = torch.where(is_top, -step.sum(dim=1, keepdim=True), step)
 
     # Bent at zero and brought back to sum one, D rises along the arc at first: what is bent is at
@@ -184,7 +178,8 @@ def newton(model: Model, here: Point, entropy: Tensor, active: Tensor) -> tuple[
     settled = promise <= 4 * EPS * here.size
     best, searching = here, active
     for _ in range(HALVINGS):
-        moved = (lam + length[:, None] * step).clamp(min=0)
+        moved = lam + length[:, None] * step
+        moved = torch.where(moved > EPS, moved, 0.0)
         there = model.at(moved / moved.sum(dim=1, keepdim=True), entropy)
         gain = ((there.lam - lam) * (here.gradient - level)).sum(dim=1)
         rises = there.value >= here.value + 1e-4 * gain - 4 * EPS * here.size
@@ -196,6 +191,42 @@ def newton(model: Model, here: Point, entropy: Tensor, active: Tensor) -> tuple[
             break
         length = torch.where(searching, length / 4, length)
     return best, active
+
+
+def quadratic_step(hessian: Tensor, gradient: Tensor, lam: Tensor, free: Tensor) -> Tensor:
+    """Where `gradient . d - d . hessian d / 2` is largest with `lam + d >= 0`, or near to that.
+
+    Those that Newton's direction takes below zero go to zero, and the others are solved for again,
+    a few times. Else one tiny share would hold back, or bend, the step of all.
+    """
+    # Each in its own units: cuts may be almost the same, or far apart.
+    diagonal = hessian.diagonal(dim1=1, dim2=2)
+    least = (1e-18 * diagonal.amax(dim=1, keepdim=True)).clamp(min=TINY)
+    units = torch.where(free, torch.maximum(diagonal, least), 1.0).rsqrt()
+    scaled = hessian * units[:, :, None] * units[:, None, :]
+    step, leaving = torch.zeros_like(lam), torch.zeros_like(free)
+    for _ in range(ROUNDS):
+        rest = free & ~leaving
+        gone = torch.where(leaving, -lam, 0.0)
+        pull = (gradient - (hessian @ gone[:, :, None]).squeeze(2)).masked_fill(~rest, 0)
+        system = scaled * rest[:, :, None] * rest[:, None, :]
+        # Cuts that depend on each other leave directions without curvature.
+        system.diagonal(dim1=1, dim2=2).fill_(1 + RIDGE)
+        factor, failed = torch.linalg.cholesky_ex(system)
+        found = units * torch.cholesky_solve((units * pull)[:, :, None], factor).squeeze(2)
+        sound = ((failed == 0) & found.isfinite().all(dim=1))[:, None]
+        steepest = pull / pull.abs().amax(dim=1, keepdim=True).clamp(min=TINY)
+        found = torch.where(sound, found, steepest).masked_fill(~rest, 0) + gone
+        # Too many may have left: then the step before is better.
+        gain = ((gradient - (hessian @ found[:, :, None]).squeeze(2) / 2) * found).sum(dim=1)
+        step = torch.where((gain > 0)[:, None] | ~leaving.any(dim=1, keepdim=True), found, step)
+        below = rest & (lam + found < 0)
+        if not bool(below.any()):
+            break
+        # Those first that their own gradient takes there: others may only follow them.
+        willing = below & (pull < 0)
+        leaving = leaving | torch.where(willing.any(dim=1, keepdim=True), willing, below)
+    return step
 
 
 def pick(mask: Tensor, first: Point, second: Point) -> Point:

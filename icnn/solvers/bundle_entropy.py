@@ -86,9 +86,8 @@ class Cuts:
         else:
             # The one that has been idle for longest; if none is, the one with the least share.
             slot = (self.idle - self.lam).masked_fill(~self.alive, torch.inf).argmax(dim=1)
-        flat = y.to(self.problem.start.dtype).flatten(start_dim=1).double()
         slope = torch.where(where[:, None], tangent.slope, torch.zeros_like(tangent.slope))
-        offset = torch.where(where, tangent.value - (slope * flat).sum(dim=1), 0.0)
+        offset = torch.where(where, self.problem.offset(y, tangent), 0.0)
         place = torch.zeros_like(self.alive).scatter(1, slot[:, None], True) & where[:, None]
         self.slopes = torch.where(place[:, :, None], slope[:, None, :], self.slopes)
         self.offsets = torch.where(place, offset[:, None], self.offsets)

@@ -37,11 +37,10 @@ def cutting_planes(problem: Problem, max_steps: int, tol: float) -> Record:
         record.look(y, tangent, lower, step)
         if not bool(record.active.any()):
             return record
-        flat = y.flatten(start_dim=1).double()
         # G_k = slope and h_k = f(y) - slope . y, in one row.
-        h = tangent.value - (tangent.slope * flat).sum(dim=1)
+        h = problem.offset(y, tangent)
         new = torch.cat([tangent.slope, h[:, None]], dim=1).cpu().numpy()
-        flat, weight = flat.clone(), weight.clone()
+        flat, weight = y.flatten(start_dim=1).double().clone(), weight.clone()
         for row in record.active.nonzero().flatten().tolist():
             cuts[row].append(new[row])
             gh = np.stack(cuts[row])

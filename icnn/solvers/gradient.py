@@ -14,7 +14,7 @@ from icnn.solvers.problem import Problem, Record, Tangent, rows
 MARGIN = {torch.float64: 1e-12, torch.float32: 1e-6}  # how far inside points stay
 KEPT = 30  # cuts for the bound: the last ones
 OFTEN = 10  # steps from one full bound to the next, where a tolerance asks for them
-STAGES = 3  # of the search for the best mixture of cuts without entropy
+STAGES = 6  # of the search for the best mixture of cuts without entropy
 SQUARES = 0.999  # Adam's memory of squared gradients
 MEMORY, DESCENT, TRIES = 10, 1e-4, 5  # the line search of Birgin, Martinez and Raydan
 SHORTEST, LONGEST = 1e-10, 1e10  # spectral steps
@@ -73,7 +73,7 @@ class ProjectedGradient:
         if self.tol and not bool(record.active.any()):
             return record
         lower = cuts.bound(record, best.objective)
-        record.look(best.y, best.tangent, lower, self.max_steps)
+        record.look(best.y, best.tangent, lower, self.max_steps, fresh=False)
         return record
 
     def descend(self, problem: Problem, record: Record, cuts: "Cuts") -> "Best":
@@ -99,7 +99,7 @@ class ProjectedGradient:
             if step + 1 < self.max_steps:  # the last step is looked at when its bound is known
                 full = self.tol and (step + 1) % OFTEN == 0
                 lower = cuts.bound(record, best.objective) if full else record.lower
-                record.look(best.y, best.tangent, lower, step + 1)
+                record.look(best.y, best.tangent, lower, step + 1, fresh=False)
                 if self.tol and not bool(record.active.any()):
                     return best
         point = y.to(problem.start.dtype)
@@ -187,8 +187,7 @@ class Cuts:
     def add(self, y: Tensor, tangent: Tangent, step: int, where: Tensor) -> Tensor:
         """A cut in the place of the oldest; the better bound of the cut and of the mean."""
         slope = torch.where(where[:, None], tangent.slope, 0.0)
-        flat = y.flatten(start_dim=1).double()
-        offset = torch.where(where, tangent.value - (slope * flat).sum(dim=1), 0.0)
+        offset = torch.where(where, self.problem.offset(y, tangent), 0.0)
         slot = step % self.slopes.shape[1]
         for old, new in ((self.slopes, slope), (self.offsets, offset), (self.alive, where)):
             old[:, slot] = torch.where(rows(where, new), new, old[:, slot])
@@ -203,7 +202,7 @@ class Cuts:
 
         Without entropy the dual is solved with a little: `e H` changes the bound by at most
         `e H(center)`, here a tenth of the gap, and the mixture found bounds the bare energy as any
-        other does. Where that halves the gap, again with less.
+        other does. Where that helps, again with less.
         """
         problem, lower, active = self.problem, record.lower, record.active
         share = self.alive.double() / self.alive.sum(dim=1, keepdim=True).clamp(min=1)
@@ -226,7 +225,7 @@ class Cuts:
             slope = (share[:, None, :] @ self.slopes).squeeze(1)
             found = problem.bound(slope, (share * self.offsets).sum(dim=1))
             lower = torch.where(active, torch.fmax(lower, found), lower)
-            active = active & (objective - lower < gap / 2)
+            active = active & (objective - lower < 0.9 * gap)
         return lower
 
 

@@ -66,6 +66,17 @@ class Problem:
             slope = torch.where(self.free, slope, torch.zeros_like(slope))
         return Tangent(value.detach().double(), slope.flatten(start_dim=1).double())
 
+    def offset(self, y: Tensor, tangent: Tangent) -> Tensor:
+        """`c` of the cut `c + slope . y' <= f(y')` that touches at `y`.
+
+        It is lowered by the rounding that a value and a slope of the energy's dtype have at least:
+        else a cut can be above the energy by that, and the bound with it.
+        """
+        product = tangent.slope * y.to(self.start.dtype).flatten(start_dim=1).double()
+        eps = torch.finfo(self.start.dtype).eps
+        rounding = eps * (tangent.value.abs() + product.norm(dim=1))
+        return tangent.value - product.sum(dim=1) - rounding
+
     def bend(self, y: Tensor) -> Tensor:
         """`entropy * H(y)`."""
         if not self.entropy:
@@ -101,6 +112,7 @@ class Record:
         self.status = torch.full_like(self.steps, RUNNING)
         self.best, self.best_y = torch.full_like(nothing, torch.inf), problem.start
         self.rounding = torch.zeros_like(nothing)
+        self.last = torch.full_like(problem.start, torch.nan)
         self.gaps: list[Tensor] = []
         free = problem.free
         self.given = (
@@ -114,7 +126,9 @@ class Record:
         """Which examples go on."""
         return self.status == RUNNING
 
-    def look(self, y: Tensor, tangent: Tangent, lower: Tensor, step: int) -> None:
+    def look(
+        self, y: Tensor, tangent: Tangent, lower: Tensor, step: int, fresh: bool = True
+    ) -> None:
         """Take note of a point `y`, reached after `step` cuts, and of a bound; stop who is done.
 
         `converged` means `gap <= tol * max(1, |value|)`. The gap may be negative by what rounding
@@ -122,6 +136,9 @@ class Record:
         """
         active, problem = self.active, self.problem
         y = y.to(problem.start.dtype)
+        # A point that should be new and is not has the same tangent: no more is to be learned.
+        again = (y == self.last).flatten(start_dim=1).all(dim=1) & (fresh and step > 1)
+        self.last = y
         value = tangent.value - problem.bend(y)
         lower = torch.where(self.given, value, lower)
         size = value.abs() + (tangent.slope * y.flatten(start_dim=1)).abs().sum(dim=1)
@@ -146,7 +163,7 @@ class Record:
         self.lower = torch.where(active, lower, self.lower)
         self.steps = torch.where(active, step, self.steps)
         for where, status in (
-            (gap <= rounding, Status.STALLED),
+            ((gap <= rounding) | again, Status.STALLED),
             (gap <= tol, Status.CONVERGED),
             (broken, Status.NONCONVEX),
             (~finite, Status.NONFINITE),
