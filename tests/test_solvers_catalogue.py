@@ -37,21 +37,22 @@ def applies(solver: Any, problem: Problem) -> bool:
     return problem.entropy == 0
 
 
-def reaches(solver: Any, problem: Problem) -> bool:
+def reaches(solver: Any, problem: Problem, dtype: torch.dtype) -> bool:
     """Whether the gap is promised to be small: else it is true, and may be what it is."""
     if isinstance(solver, BundleEntropy):
         return problem.entropy >= 0.05
     if isinstance(solver, Bundle):
-        # Cuts alone want as many steps as a curved energy has directions, and more.
-        return problem.piecewise_linear and problem.n <= 159
+        # Cuts alone want as many steps as a curved energy has directions, and more. With many
+        # coordinates, float32 leaves a gap by its rounding.
+        return problem.piecewise_linear and problem.n <= (159 if dtype == torch.float64 else 36)
     return isinstance(solver, LinearProgram)
 
 
-def steps(solver: Any, problem: Problem) -> int:
+def steps(solver: Any, problem: Problem, dtype: torch.dtype) -> int:
     """Few where no gap is promised: the answer must say so."""
     if isinstance(solver, LinearProgram):
         return 1
-    return solver.max_steps if reaches(solver, problem) else min(20, solver.max_steps)
+    return solver.max_steps if reaches(solver, problem, dtype) else min(20, solver.max_steps)
 
 
 PAIRS = [(p, name) for name, s in SOLVERS.items() for p in PROBLEMS if applies(s, p)]
@@ -65,7 +66,7 @@ def solve(problem: Problem, solver: Any, dtype: torch.dtype) -> Solution:
     energy, x, domain = problem.parts.to(dtype)
     if not isinstance(solver, LinearProgram):
         # The tolerance is below what is asked for, and above rounding.
-        solver = replace(solver, tol=REACHED[dtype] / 10, max_steps=steps(solver, problem))
+        solver = replace(solver, tol=REACHED[dtype] / 10, max_steps=steps(solver, problem, dtype))
     return icnn.argmin(energy, x, domain, entropy=problem.entropy, solver=solver)
 
 
@@ -106,10 +107,10 @@ def test_against_the_exact_answer(problem: Problem, name: str, dtype: torch.dtyp
     assert set(found.status.tolist()) <= {Status.CONVERGED, Status.MAX_STEPS, Status.STALLED}
     tol = 1e-7 if isinstance(solver, LinearProgram) else REACHED[dtype] / 10
     assert (found.gap[found.converged] <= tol * size[found.converged]).all()
-    most = steps(solver, problem)
+    most = steps(solver, problem, dtype)
     assert ((found.steps >= 1) & (found.steps <= most)).all()
     assert (found.steps[found.status == Status.MAX_STEPS] == most).all()
-    if reaches(solver, problem):
+    if reaches(solver, problem, dtype):
         assert (found.gap <= max(tol, REACHED[dtype]) * size).all()
 
 

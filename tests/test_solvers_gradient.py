@@ -393,3 +393,30 @@ def test_bad_arguments_are_refused(options: dict):
     (name,) = options
     with pytest.raises(ValueError, match=f"`{name}`"):
         ProjectedGradient(**options)
+
+
+def test_a_fixed_number_of_steps_is_one_cuda_graph():
+    """Capture fails at the first synchronisation. Without a GPU there is nothing to hold."""
+    for device in ["cuda"] if torch.cuda.is_available() else []:
+        for rule in RULES:
+            energy = icnn.PICNN(4, 6).to(device)
+            x = torch.randn(8, 4, device=device)
+            solver = ProjectedGradient(10, rule=rule)
+            start = torch.full((8, 6), 0.5, device=device)
+            with torch.no_grad():
+                problem = Problem(energy.at(x), icnn.Box(), 1.0, start)
+
+            def steps(problem: Problem = problem, solver: ProjectedGradient = solver) -> Tensor:
+                record, cuts = Record(problem, 0.0), Cuts(problem, 10)
+                return solver.descend(problem, record, cuts).objective
+
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                expected = steps()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                found = steps()
+            graph.replay()
+            torch.cuda.synchronize()
+            torch.testing.assert_close(found, expected)

@@ -110,8 +110,8 @@ class Box:
         return torch.zeros_like(like) + (self.low + self.width / 2)
 
     def contains(self, y: Tensor) -> Tensor:
-        slack = rounding(y) * torch.as_tensor(self.width).abs().clamp(min=rounding(y))
-        slack = slack.to(y.device)
+        size = torch.as_tensor(self.low).abs() + torch.as_tensor(self.width)
+        slack = rounding(y) * size.to(y.device)
         inside = (y >= self.low - slack) & (y <= self.high + slack)
         return inside.flatten(start_dim=1).all(dim=1)
 

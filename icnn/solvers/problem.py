@@ -69,12 +69,12 @@ class Problem:
     def offset(self, y: Tensor, tangent: Tangent) -> Tensor:
         """`c` of the cut `c + slope . y' <= f(y')` that touches at `y`.
 
-        It is lowered by the rounding that a value and a slope of the energy's dtype have at least:
-        else a cut can be above the energy by that, and the bound with it.
+        It is lowered by half of the rounding that certificates are promised up to: values and
+        slopes of the energy's dtype are not exact, and a cut must not be above the energy.
         """
         product = tangent.slope * y.to(self.start.dtype).flatten(start_dim=1).double()
         eps = torch.finfo(self.start.dtype).eps
-        rounding = eps * (tangent.value.abs() + product.norm(dim=1))
+        rounding = 16 * eps * (tangent.value.abs() + product.abs().sum(dim=1))
         return tangent.value - product.sum(dim=1) - rounding
 
     def bend(self, y: Tensor) -> Tensor:
