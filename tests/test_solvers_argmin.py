@@ -272,3 +272,56 @@ def test_bad_solvers(make):
         make(tol=-1.0)
     with raises("`master` must be one of"):
         Bundle(master="qp")
+
+
+@pytest.mark.parametrize("solver", [Bundle(), Bundle(master="lp"), ProjectedGradient()], ids=repr)
+def test_bounds_of_a_narrower_type(solver):
+    """The box is the one of the bounds as they are, and its bound is true."""
+    low, high = -torch.ones(3), torch.full((3,), 1e-9)
+    start = torch.full((1, 3), -0.5, dtype=DOUBLE)
+    found = icnn.argmin(
+        lambda x, y: -3 * y.sum(dim=1), None, Box(low, high), entropy=0, solver=solver, start=start
+    )
+    exact = -3 * float(high.double().sum())
+    assert float(found.lower) <= exact + 1e-14
+    assert int(found.status) != Status.NONCONVEX
+
+
+def test_a_start_that_is_outside_by_rounding():
+    w = torch.tensor([10.0, 6.0, 5.0], dtype=DOUBLE)
+    start = torch.tensor([[0, 0, 1 - 9e-6]], dtype=DOUBLE)
+    for solver, entropy in ((Bundle(), 0.0), (BundleEntropy(), 1.0)):
+        found = icnn.argmin(lambda x, y: (y * w).sum(dim=1), None, Simplex(), entropy=entropy,
+                            solver=solver, start=start)  # fmt: skip
+        assert found.converged.all()
+        assert float(found.y.sum()) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "solver", [BundleEntropy(), ProjectedGradient(rule="spectral")], ids=lambda s: type(s).__name__
+)
+def test_an_empty_batch(energy, solver):
+    found = icnn.argmin(energy, X[:0], Box(), solver=solver)
+    assert found.y.shape == (0, 3)
+    assert found.report() == "0 of 0 converged"
+
+
+def test_bounds_broadcast_together(energy):
+    found = icnn.argmin(energy, X, Box(torch.zeros(5, 1), torch.ones(3)))
+    assert found.y.shape == (5, 3)
+    mask = torch.tensor([True, False, False])
+    assert icnn.argmin(bowl, None, Box(), fixed=(mask, torch.rand(5, 3))).y.shape == (5, 3)
+
+
+def test_classes_and_words_are_no_solvers_and_no_domains(energy):
+    wrong: list[Any] = [BundleEntropy, "bundle", 3]
+    for solver in wrong:
+        with raises("`solver` must be a solver such as icnn.BundleEntropy"):
+            icnn.argmin(energy, X, Box(), solver=solver)
+    kind: Any = Simplex
+    with raises("`domain` must be a domain such as icnn.Box"):
+        icnn.argmin(energy, X, kind)
+    with raises("`y` must be float32 or float64"):
+        icnn.argmin(bowl, None, Box(), start=torch.rand(5, 3).half())
+    with raises("`high` - `low` must be finite"):
+        Box(-1e308, 1e308)

@@ -28,7 +28,7 @@ EPS = torch.finfo(torch.float64).eps
 TINY = torch.finfo(torch.float64).tiny
 TOL = 1e-13  # the duality gap to reach, relative to the terms of D
 FIRST, STAGE, LAST = 30, 15, 60  # steps: at once, in each stage, at the end
-FALL = 4.0  # of the entropy, from stage to stage
+FALL, MOST = 4.0, 20  # of the entropy, from stage to stage; and stages at most
 HALVINGS = 20
 RIDGE = 1e-12
 ROUNDS = 8  # of finding out which cuts a step drops
@@ -127,7 +127,7 @@ def solve(model: Model, start: Tensor) -> Dual:
         # From an entropy at which slopes that differ by as much as ours do not look large.
         slopes = model.slopes.masked_fill(~model.alive[:, :, None], 0)
         widest = (slopes.amax(dim=1) - slopes.amin(dim=1)).amax(dim=1)
-        ratio = (widest / model.entropy).clamp(min=1)
+        ratio = (widest / model.entropy).nan_to_num(nan=1.0).clamp(1, FALL**MOST)
         stages = math.ceil(math.log(max(float(ratio[late].max()), 1.0)) / math.log(FALL))
         there = here
         for stage in range(stages, 0, -1):

@@ -1,7 +1,7 @@
 """The one door: `argmin` checks what it is given, lets a solver work, and certifies."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from icnn.solvers.problem import RUNNING, Problem, Record
 from icnn.solvers.solution import Solution, Status
 
 
+@runtime_checkable
 class Solver(Protocol):
     """Numbers that say how to search; the state of a search lives in the call."""
 
@@ -58,10 +59,12 @@ def argmin(
         (True, torch.Size([5, 2]))
     """
     check_callable("energy", energy)
-    if not isinstance(domain, Domain):
+    if not isinstance(domain, Domain) or isinstance(domain, type):
         raise ValueError(f"`domain` must be a domain such as icnn.Box(0, 1), got {domain!r}")
     entropy = check_number("entropy", entropy, 0.0)
     solver = BundleEntropy() if solver is None else solver
+    if not isinstance(solver, Solver) or isinstance(solver, type):
+        raise ValueError(f"`solver` must be a solver such as icnn.BundleEntropy(), got {solver!r}")
     given = start.y if isinstance(start, Solution) else start
     like = template(energy, x, domain, given, fixed)
 
@@ -79,6 +82,8 @@ def argmin(
         if not bool(inside.all()):
             row = int((~inside).nonzero()[0])
             raise ValueError(f"`start` must lie in {domain!r}, got example {row} outside of it")
+        # A point that is outside by rounding would be better than the best one inside.
+        begin = domain.project(begin.double()).to(like.dtype)
     with torch.inference_mode(False), torch.no_grad():
         problem = Problem(at(energy, x), domain, entropy, begin.clone(), free, energy, x)
         solver.check(problem)
@@ -112,11 +117,11 @@ def template(energy: Any, x: Any, domain: Domain, start: Tensor | None, fixed: A
         if start.ndim < 2:
             raise ValueError(f"`start` must have shape (B, *y_shape), got {tuple(start.shape)}")
     pair = list(fixed) if isinstance(fixed, tuple | list) else []
-    held = next((t for t in pair if isinstance(t, Tensor)), None)
+    held = broadcast([t for t in pair if isinstance(t, Tensor)])
     bounds = [
         b for b in (getattr(domain, k, None) for k in ("low", "high")) if isinstance(b, Tensor)
     ]
-    bound = max(bounds, key=lambda b: b.ndim, default=None)
+    bound = broadcast(bounds)
     leaves = [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
     batch = next((leaf.shape[0] for leaf in leaves if leaf.ndim), None)
 
@@ -158,7 +163,7 @@ def template(energy: Any, x: Any, domain: Domain, start: Tensor | None, fixed: A
 
     floats = [t for t in leaves if t.is_floating_point()]
     weights = list(energy.parameters()) if isinstance(energy, nn.Module) else []
-    known = [start, *weights, *floats, *[t for t in pair if isinstance(t, Tensor)], bound]
+    known = [start, *weights, *floats, *[t for t in pair if isinstance(t, Tensor)], *bounds]
     like = next((t for t in known if t is not None and t.is_floating_point()), torch.empty(()))
     for bound in bounds:
         try:
@@ -171,7 +176,23 @@ def template(energy: Any, x: Any, domain: Domain, start: Tensor | None, fixed: A
                 f"`low` and `high` must broadcast to {full} on {like.device}, got "
                 f"{tuple(bound.shape)} on {bound.device}"
             )
+    if like.dtype not in (torch.float32, torch.float64) or len(full) < 2:
+        raise ValueError(
+            "`y` must be float32 or float64 with at least one dimension, got "
+            f"{like.dtype} of shape {full}"
+        )
     return like.new_empty(full)
+
+
+def broadcast(tensors: list[Tensor]) -> Tensor | None:
+    """A tensor of the shape that these have together, if they have one."""
+    if not tensors:
+        return None
+    try:
+        shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    except RuntimeError:
+        return max(tensors, key=lambda t: t.ndim)
+    return torch.empty(shape, device="meta")
 
 
 def check_fixed(fixed: Any, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """The bundle entropy method: section 4.2 and supplement D of the paper, batched and certified."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +68,7 @@ class Cuts:
     def __init__(self, problem: Problem, max_steps: int):
         self.problem = problem
         start = problem.start
-        batch, n = start.shape[0], start[:1].numel()
+        batch, n = start.shape[0], math.prod(start.shape[1:])
         self.most = min(max_steps, n + 20)
         self.slopes = start.new_zeros(batch, 0, n, dtype=torch.float64)
         self.offsets = start.new_zeros(batch, 0, dtype=torch.float64)

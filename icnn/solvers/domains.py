@@ -49,6 +49,11 @@ def rounding(y: Tensor) -> float:
     return 64 * torch.finfo(y.dtype).eps
 
 
+def wide(bound: float | Tensor) -> float | Tensor:
+    """A bound in the precision of the certificates."""
+    return bound.double() if isinstance(bound, Tensor) else bound
+
+
 def positive(entropy: float | Tensor) -> bool:
     """Whether there is an entropy: one number, or one above zero for each example."""
     return isinstance(entropy, Tensor) or entropy > 0
@@ -80,6 +85,8 @@ class Box:
             elif not bool(check_tensor(name, bound).isfinite().all()):
                 raise ValueError(f"`{name}` must be finite: every solver needs a bounded domain")
         width = torch.as_tensor(self.width)
+        if not bool(width.isfinite().all()):
+            raise ValueError("`high` - `low` must be finite: every solver needs a bounded domain")
         if not bool((width > 0).all()):
             raise ValueError(
                 f"`low` must be below `high` everywhere, got high - low = {float(width.min()):g} "
@@ -88,8 +95,8 @@ class Box:
 
     @property
     def width(self) -> float | Tensor:
-        """`high - low`."""
-        return self.high - self.low
+        """`high - low`, in float64: a narrower type would make another box of it."""
+        return wide(self.high) - wide(self.low)
 
     def restrict(self, mask: Tensor, values: Tensor) -> "Box":
         """The box whose coordinates under `mask` have no width, at `values`."""
@@ -104,15 +111,16 @@ class Box:
         width = self.width
         if isinstance(width, Tensor):
             width = torch.where(width > 0, width, torch.ones_like(width))
-        return ((y - self.low) / width).clamp(0, 1)
+        return ((y - wide(self.low)) / width).clamp(0, 1)
 
     def center(self, like: Tensor) -> Tensor:
-        return torch.zeros_like(like) + (self.low + self.width / 2)
+        return (torch.zeros_like(like) + (wide(self.low) + self.width / 2)).to(like.dtype)
 
     def contains(self, y: Tensor) -> Tensor:
-        size = torch.as_tensor(self.low).abs() + torch.as_tensor(self.width)
-        slack = rounding(y) * size.to(y.device)
-        inside = (y >= self.low - slack) & (y <= self.high + slack)
+        low, high = wide(self.low), wide(self.high)
+        slack = rounding(y) * (torch.as_tensor(low).abs() + torch.as_tensor(self.width))
+        slack = slack.to(y.device)
+        inside = (y >= low - slack) & (y <= high + slack)
         return inside.flatten(start_dim=1).all(dim=1)
 
     def project(self, y: Tensor) -> Tensor:
@@ -130,10 +138,11 @@ class Box:
         # The derivative of -H is log(u / (1 - u)), so that u = sigmoid(-width * slope / entropy).
         drop = -slope * self.width
         u = torch.sigmoid(drop / entropy) if positive(entropy) else (drop > 0).to(slope.dtype)
-        return self.low + self.width * u
+        return wide(self.low) + self.width * u
 
     def curvature(self, y: Tensor, entropy: float | Tensor, slopes: Tensor) -> Tensor:
-        weight = ((y - self.low) * (self.high - y) / entropy).flatten(start_dim=1)
+        weight = (y - wide(self.low)) * (wide(self.high) - y) / entropy
+        weight = weight.flatten(start_dim=1)
         return (slopes * weight[:, None, :]) @ slopes.mT
 
     def radius(self, gap: Tensor, entropy: float, shape: torch.Size) -> Tensor:

@@ -1,5 +1,6 @@
 """Projected gradient steps: the paper's baseline for inference, batched and certified."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -177,7 +178,7 @@ class Cuts:
 
     def __init__(self, problem: Problem, most: int):
         self.problem = problem
-        batch, n = problem.start.shape[0], problem.start[:1].numel()
+        batch, n = problem.start.shape[0], math.prod(problem.start.shape[1:])
         self.slopes = problem.start.new_zeros(batch, most, n, dtype=torch.float64)
         self.offsets = self.slopes.new_zeros(batch, most)
         self.alive = torch.zeros_like(self.offsets, dtype=torch.bool)

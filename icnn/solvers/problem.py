@@ -152,7 +152,7 @@ class Record:
         self.best_y = torch.where(rows(better, y), y, self.best_y)
         # A point of any step below a bound of any step is a proof against convexity.
         broken = active & finite & (self.best < lower - self.rounding)
-        back = torch.ones_like(broken) if self.keep_best else broken
+        back = torch.ones_like(broken) if self.keep_best else broken | again
         value = torch.where(back & finite, self.best, value)
         y = torch.where(rows(back, y), self.best_y, y)
 

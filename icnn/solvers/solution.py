@@ -21,9 +21,9 @@ class Status(IntEnum):
 ADVICE = {
     Status.CONVERGED: "the gap is within tol",
     Status.MAX_STEPS: "the gap is above tol: raise max_steps or tol",
-    Status.STALLED: "the gap is a matter of rounding, and above tol: raise tol, or use float64",
+    Status.STALLED: "no more progress in this precision, gap above tol: raise tol, or use float64",
     Status.NONFINITE: "the energy or its gradient is NaN or infinite: look at x and the weights",
-    Status.NONCONVEX: "the energy is below a bound that holds for convex ones: it is not convex",
+    Status.NONCONVEX: "the energy is below a bound for convex ones: it is not convex, or is random",
 }
 
 
