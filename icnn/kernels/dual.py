@@ -74,6 +74,8 @@ class Model:
         entropy: `e > 0`, `(B,)`.
         shape: Of `y`, with the batch.
         tilt: `t`, `(B, n)`.
+        near: A point `v`, `(B, n)`: the terms of `D` are taken relative to it, `c + G v` and
+            `s . (y - v)`, so that they are small near the answer and do not drown it in rounding.
     """
 
     domain: Domain
@@ -83,6 +85,7 @@ class Model:
     entropy: Tensor
     shape: torch.Size
     tilt: Tensor | None = None
+    near: Tensor | None = None
 
     def at(self, lam: Tensor, entropy: Tensor) -> Point:
         """`D` at `lam`, with another entropy perhaps."""
@@ -90,6 +93,7 @@ class Model:
         slope = slope if self.tilt is None else slope + self.tilt
         y = self.domain.minimise(slope.reshape(self.shape), column(entropy, self.shape))
         flat = y.flatten(start_dim=1)
+        flat = flat if self.near is None else flat - self.near
         gradient = self.offsets + (self.slopes @ flat[:, :, None]).squeeze(2)
         level = (lam * self.offsets).sum(dim=1)
         bend = entropy * self.domain.entropy(y)

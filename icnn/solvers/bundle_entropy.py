@@ -75,6 +75,7 @@ class Cuts:
         self.lam = torch.zeros_like(self.offsets)
         self.alive = torch.zeros_like(self.offsets, dtype=torch.bool)
         self.idle = torch.zeros_like(self.offsets)  # for how many steps its share has been zero
+        self.near = start.flatten(start_dim=1).double()
 
     def add(self, y: Tensor, tangent: Tangent, where: Tensor) -> None:
         """`c + G . y'` with `G` the slope and `c = f(y) - G . y`, for the examples `where`."""
@@ -95,6 +96,8 @@ class Cuts:
         self.lam = self.lam.masked_fill(place, 0)
         self.idle = self.idle.masked_fill(place, 0)
         self.alive = self.alive | place
+        flat = y.to(self.problem.start.dtype).flatten(start_dim=1).double()
+        self.near = torch.where(where[:, None], flat, self.near)
         # Examples without a cut have one that is flat: their answers are not looked at.
         self.alive[:, 0] = True
         total = self.lam.sum(dim=1, keepdim=True)
@@ -109,12 +112,14 @@ class Cuts:
 
     def minimise(self, entropy: Tensor, tilt: Tensor | None = None) -> Dual:
         """The minimiser of the model; shares start from those of the step before."""
-        problem = self.problem
-        shape = problem.start.shape
-        model = Model(
-            problem.domain, self.slopes, self.offsets, self.alive, entropy, shape, tilt
-        )  # fmt: skip
+        # All cuts from the last point, and the highest of them there at zero.
+        offsets = self.offsets + (self.slopes @ self.near[:, :, None]).squeeze(2)
+        level = offsets.masked_fill(~self.alive, -torch.inf).amax(dim=1)
+        domain, shape = self.problem.domain, self.problem.start.shape
+        offsets = torch.where(self.alive, offsets - level[:, None], 0.0)
+        model = Model(domain, self.slopes, offsets, self.alive, entropy, shape, tilt, self.near)
         found = solve(model, self.lam)
+        found = found._replace(value=found.value + level)
         self.lam = found.lam
         self.idle = torch.where(self.lam > 0, 0.0, self.idle + 1)
         return found
