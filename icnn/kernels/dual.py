@@ -10,11 +10,12 @@ with `lam` on the simplex. `D` is smooth and concave. Its gradient is `g = c + G
 Hessian `-G J G^T` with `J = -dy/ds` in the slope `s = G^T lam + t`, and the duality gap of a `lam`
 is `max_i g_i - lam . g`.
 
-We maximise it by the projected Newton method of Bertsekas (1982): the largest `lam_r` is written
-as one minus the others, those at zero whose gradient points outside stay there, and the others
-move along Newton's direction, bent at zero. Where the slopes are large beside the entropy, `D` is
-almost a polyhedron and Newton's steps are short: then the entropy comes down in stages, as the
-barrier of an interior-point method does.
+We maximise it by a projected Newton method (Bertsekas, 1982): the largest `lam_r` is written as one
+minus the others, those at zero whose gradient is below the mean `lam . g` stay there, and a few
+rounds find which of the others Newton's step takes to zero. The step is searched along an arc that
+is bent at zero and brought back to sum one. Where the slopes are large beside the entropy, `D` is
+almost a polyhedron and steps are short: then the entropy comes down in stages, as the barrier of an
+interior-point method does.
 """
 
 import math
@@ -29,8 +30,8 @@ TINY = torch.finfo(torch.float64).tiny
 TOL = 1e-13  # the duality gap to reach, relative to the terms of D
 FIRST, STAGE, LAST = 30, 15, 60  # steps: at once, in each stage, at the end
 FALL, MOST = 4.0, 20  # of the entropy, from stage to stage; and stages at most
-HALVINGS = 20
-RIDGE = 1e-12
+HALVINGS = 20  # of a step (to a quarter each) until D rises
+RIDGE = 1e-12  # beside a diagonal of ones, for cuts that depend on each other
 ROUNDS = 8  # of finding out which cuts a step drops
 
 

@@ -167,7 +167,6 @@ def template(energy: Any, x: Any, domain: Domain, start: Tensor | None, fixed: A
     like = next((t for t in known if t is not None and t.is_floating_point()), torch.empty(()))
     for bound in bounds:
         try:
-            torch.broadcast_shapes(bound.shape, full)
             fits = torch.broadcast_shapes(bound.shape, full) == torch.Size(full)
         except RuntimeError:
             fits = False
