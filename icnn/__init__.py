@@ -12,6 +12,7 @@ from icnn.energies.ficnn import FICNN
 from icnn.energies.files import load, save
 from icnn.energies.layers import NonNegative, keep_convex, project_
 from icnn.energies.picnn import PICNN
+from icnn.learning import losses
 from icnn.solvers.argmin import argmin
 from icnn.solvers.bundle import Bundle
 from icnn.solvers.bundle_entropy import BundleEntropy
@@ -49,6 +50,7 @@ __all__ = [
     "convexify",
     "keep_convex",
     "load",
+    "losses",
     "project_",
     "save",
 ]

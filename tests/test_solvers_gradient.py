@@ -408,7 +408,7 @@ def test_a_fixed_number_of_steps_is_one_cuda_graph():
 
             def steps(problem: Problem = problem, solver: ProjectedGradient = solver) -> Tensor:
                 record, cuts = Record(problem, 0.0), Cuts(problem, 10)
-                return solver.descend(problem, record, cuts).objective
+                return solver.descend(problem, record, cuts)[0].objective
 
             side = torch.cuda.Stream()
             with torch.cuda.stream(side):

@@ -1,16 +1,20 @@
 """The one door: `argmin` checks what it is given, lets a solver work, and certifies."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from icnn.checks import check_callable, check_number, check_shape, check_tensor
+from icnn.checks import check_callable, check_choice, check_number, check_shape, check_tensor
 from icnn.energies.energy import at
 from icnn.solvers.bundle_entropy import BundleEntropy
+from icnn.solvers.differentiate import differentiate
 from icnn.solvers.domains import Domain
+from icnn.solvers.gradient import ProjectedGradient
+from icnn.solvers.graph import Watched
 from icnn.solvers.problem import RUNNING, Problem, Record
 from icnn.solvers.solution import Solution, Status
 
@@ -37,6 +41,7 @@ def argmin(
     solver: Solver | None = None,
     start: "Tensor | Solution | None" = None,
     fixed: tuple[Tensor, Tensor] | None = None,
+    gradient: str = "auto",
 ) -> Solution:
     """Minimise `energy(x, y) - entropy * H(y)` over `y` in a domain, for each example of a batch.
 
@@ -51,6 +56,9 @@ def argmin(
         start: Where to start, a tensor or an earlier `Solution`; by default the centre.
         fixed: `(mask, values)`: coordinates that are given where the mask is true, at these values.
             They may lie outside the box; other values are ignored.
+        gradient: How `y` carries gradients where grad mode is on: "cuts" (exact for energies of
+            straight pieces), "implicit" (exact for smooth ones), "unroll" (through the steps of
+            `icnn.ProjectedGradient`), or "auto", which looks at the energy and the solver.
 
     Examples:
         >>> energy = icnn.PICNN(dim_x=3, dim_y=2)
@@ -65,6 +73,7 @@ def argmin(
     solver = BundleEntropy() if solver is None else solver
     if not isinstance(solver, Solver) or isinstance(solver, type):
         raise ValueError(f"`solver` must be a solver such as icnn.BundleEntropy(), got {solver!r}")
+    gradient = check_gradient(gradient, solver)
     given = start.y if isinstance(start, Solution) else start
     like = template(energy, x, domain, given, fixed)
 
@@ -84,10 +93,37 @@ def argmin(
             raise ValueError(f"`start` must lie in {domain!r}, got example {row} outside of it")
         # A point that is outside by rounding would be better than the best one inside.
         begin = domain.project(begin.double()).to(like.dtype)
-    with torch.inference_mode(False), torch.no_grad():
-        problem = Problem(at(energy, x), domain, entropy, begin.clone(), free, energy, x)
-        solver.check(problem)
-        return finished(problem, solver.solve(problem))
+    learn = torch.is_grad_enabled()
+    begin = (begin if gradient == "unroll" else begin.detach()).clone()
+    with torch.inference_mode(False), torch.set_grad_enabled(learn):
+        # Once, and with its graph: dropout masks are the same in the search and in its gradient.
+        f, way = Watched(at(energy, x)), gradient if learn else None
+        problem = Problem(f, domain, entropy, begin, free, energy, x, way)
+        with torch.no_grad():
+            solver.check(problem)
+            record = solver.solve(problem)
+            solution = finished(problem, record)
+        if not learn:
+            return solution
+        tied = differentiate(problem, record, solver.solve)
+    return replace(solution, y=tied.y, value=tied.value)
+
+
+def check_gradient(gradient: Any, solver: Solver) -> str:
+    """A way to differentiate that goes with the solver; "auto" after gradient steps is "unroll"."""
+    check_choice("gradient", gradient, ["auto", "cuts", "implicit", "unroll"])
+    steps = isinstance(solver, ProjectedGradient)
+    if gradient == "unroll" and not steps:
+        raise ValueError(
+            f'`gradient` must be "auto", "cuts" or "implicit" with {solver!r}, got "unroll", which '
+            "goes through the steps of icnn.ProjectedGradient"
+        )
+    if gradient == "cuts" and steps:
+        raise ValueError(
+            f'`gradient` must be "auto", "unroll" or "implicit" with {solver!r}, got "cuts", which '
+            "needs those of icnn.BundleEntropy or icnn.Bundle"
+        )
+    return "unroll" if steps and gradient == "auto" else gradient
 
 
 def finished(problem: Problem, record: Record) -> Solution:

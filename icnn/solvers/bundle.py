@@ -8,10 +8,10 @@ from torch import Tensor
 from icnn.checks import check_choice, check_count, check_number
 from icnn.solvers.bundle_entropy import Cuts
 from icnn.solvers.cutting_planes import cutting_planes
+from icnn.solvers.domains import steepness
 from icnn.solvers.problem import Problem, Record, Tangent, rows
 
 TAKEN, GREAT = 0.1, 0.5  # shares of the promised descent that move the centre, and loosen the rein
-INSIDE = 1e-12  # how far inside the domain a centre is, where the slope of H is finite
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,14 @@ class Bundle:
         if self.master == "lp":
             return cutting_planes(problem, self.max_steps, self.tol)
         record = Record(problem, self.tol, keep_best=True)
-        cuts, y, lower = Cuts(problem, self.max_steps), problem.start, record.lower
+        cuts = Cuts(problem, self.max_steps)
+        self.search(problem, record, cuts)
+        record.pieces = cuts.pieces()
+        return record
+
+    def search(self, problem: Problem, record: Record, cuts: Cuts) -> None:
+        """The loop."""
+        y, lower = problem.start, record.lower
         tangent = problem.tangent(y)
         center = Center(problem, tangent)
         for step in range(self.max_steps):
@@ -65,7 +72,7 @@ class Bundle:
                 center.judge(y, tangent)
             record.look(y, tangent, lower, step)
             if not bool(record.active.any()):
-                return record
+                return
             cuts.add(y, tangent, record.active & tangent.finite)
             found = cuts.minimise(center.weight, center.weight[:, None] * center.steepness)
             # Weak duality: the same mixture of cuts bounds the bare energy.
@@ -75,7 +82,6 @@ class Bundle:
             y = found.y.to(problem.start.dtype)
             center.promised = (center.level - cuts.model(found.y)).clamp(min=0)
         record.look(y, Tangent(problem.evaluate(y), tangent.slope), lower, self.max_steps)
-        return record
 
 
 class Center:
@@ -85,7 +91,7 @@ class Center:
         self.problem = problem
         self.y = problem.start.double()
         self.level, self.promised = tangent.value, torch.zeros_like(tangent.value)
-        self.steepness = self.gradient(self.y)
+        self.steepness = steepness(problem.domain, self.y)
         # Half of how far the first cut falls over the domain, for each of its ways to fall.
         slope = tangent.slope.nan_to_num().reshape(self.y.shape)
         ends = (problem.domain.minimise(s, 0.0) for s in (slope, -slope))
@@ -94,16 +100,6 @@ class Center:
         self.weight = ((high - low) / (2 * ways)).clamp(min=1e-12)
         self.most = 10 * self.weight
         self.misses = torch.zeros_like(self.weight)
-
-    def gradient(self, y: Tensor) -> Tensor:
-        """The slope of `H` at a point, or a little inside of it."""
-        domain = self.problem.domain
-        with torch.inference_mode(False), torch.enable_grad():
-            inside = (1 - INSIDE) * y + INSIDE * domain.center(y)
-            inside = inside.detach().clone().requires_grad_()
-            (slope,) = torch.autograd.grad(domain.entropy(inside).sum(), inside)
-        # Infinite only where there is no room to move, as for coordinates that are given.
-        return slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).flatten(start_dim=1)
 
     def judge(self, y: Tensor, tangent: Tangent) -> None:
         """Move to `y` where that is worth it, and choose the next weight."""
@@ -119,4 +115,6 @@ class Center:
         self.weight = torch.minimum(weight, self.most).clamp(min=1e-12)
         self.y = torch.where(rows(taken, y), y, self.y)
         self.level = torch.where(taken, tangent.value, self.level)
-        self.steepness = torch.where(taken[:, None], self.gradient(y), self.steepness)
+        self.steepness = torch.where(
+            taken[:, None], steepness(self.problem.domain, y), self.steepness
+        )

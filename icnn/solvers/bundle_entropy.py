@@ -8,7 +8,7 @@ from torch import Tensor
 
 from icnn.checks import check_count, check_number
 from icnn.kernels.dual import Dual, Model, solve
-from icnn.solvers.problem import Problem, Record, Tangent
+from icnn.solvers.problem import Pieces, Problem, Record, Tangent
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,14 @@ class BundleEntropy:
 
     def solve(self, problem: Problem) -> Record:
         """Cuts at the minimiser of the cuts so far."""
-        record, cuts, y = Record(problem, self.tol), Cuts(problem, self.max_steps), problem.start
+        record, cuts = Record(problem, self.tol), Cuts(problem, self.max_steps)
+        self.search(problem, record, cuts)
+        record.pieces = cuts.pieces()
+        return record
+
+    def search(self, problem: Problem, record: Record, cuts: "Cuts") -> None:
+        """The loop."""
+        y = problem.start
         entropy = torch.full_like(record.value, problem.entropy)
         lower = record.lower
         tangent = problem.tangent(y)
@@ -48,7 +55,7 @@ class BundleEntropy:
             tangent = problem.tangent(y) if step else tangent
             record.look(y, tangent, lower, step)
             if not bool(record.active.any()):
-                return record
+                return
             cuts.add(y, tangent, record.active & tangent.finite)
             found = cuts.minimise(entropy)
             # D(lam) is a bound for any lam: the best one holds.
@@ -56,7 +63,6 @@ class BundleEntropy:
             y = found.y.to(problem.start.dtype)
         value = problem.evaluate(y)
         record.look(y, Tangent(value, tangent.slope), lower, self.max_steps)
-        return record
 
 
 class Cuts:
@@ -76,13 +82,15 @@ class Cuts:
         self.alive = torch.zeros_like(self.offsets, dtype=torch.bool)
         self.idle = torch.zeros_like(self.offsets)  # for how many steps its share has been zero
         self.near = start.flatten(start_dim=1).double()
+        self.points = start.new_zeros(batch, 0, n if problem.gradient else 0)
 
     def add(self, y: Tensor, tangent: Tangent, where: Tensor) -> None:
         """`c + G . y'` with `G` the slope and `c = f(y) - G . y`, for the examples `where`."""
         if self.slopes.shape[1] < self.most:
-            self.slopes, self.offsets, self.lam, self.alive, self.idle = (
+            fields = (self.slopes, self.offsets, self.lam, self.alive, self.idle, self.points)
+            self.slopes, self.offsets, self.lam, self.alive, self.idle, self.points = (
                 torch.cat([old, old.new_zeros(old.shape[0], 1, *old.shape[2:])], dim=1)
-                for old in (self.slopes, self.offsets, self.lam, self.alive, self.idle)
+                for old in fields
             )
             slot = torch.full_like(where, self.slopes.shape[1] - 1, dtype=torch.int64)
         else:
@@ -96,14 +104,22 @@ class Cuts:
         self.lam = self.lam.masked_fill(place, 0)
         self.idle = self.idle.masked_fill(place, 0)
         self.alive = self.alive | place
-        flat = y.to(self.problem.start.dtype).flatten(start_dim=1).double()
-        self.near = torch.where(where[:, None], flat, self.near)
+        flat = y.to(self.problem.start.dtype).flatten(start_dim=1)
+        self.near = torch.where(where[:, None], flat.double(), self.near)
+        if self.problem.gradient:
+            self.points = torch.where(place[:, :, None], flat[:, None, :], self.points)
         # Examples without a cut have one that is flat: their answers are not looked at.
         self.alive[:, 0] = True
         total = self.lam.sum(dim=1, keepdim=True)
         fresh = place.to(self.lam.dtype)
         fresh[:, 0] = torch.where(place.any(dim=1), fresh[:, 0], 1.0)
         self.lam = torch.where(total > 0, self.lam / total.clamp(min=1e-300), fresh)
+
+    def pieces(self) -> Pieces | None:
+        """The cuts that share in the minimiser found last."""
+        if not self.problem.gradient:
+            return None
+        return Pieces(self.points, self.lam, (self.lam[:, None, :] @ self.slopes).squeeze(1))
 
     def model(self, y: Tensor) -> Tensor:
         """The largest cut at `y`, in float64."""

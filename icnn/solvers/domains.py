@@ -9,15 +9,18 @@ from torch import Tensor
 
 from icnn.checks import check_number, check_tensor
 
+INSIDE = 1e-12  # how far from its bounds a point must be for a slope of H that is finite
+
 
 @runtime_checkable
 class Domain(Protocol):
     """A bounded convex set with an entropy `H`: a strictly concave function of its points.
 
     All methods take and give tensors of shape `(B, *y_shape)`; each example is on its own. Where
-    a domain has them, three more methods are used: `restrict(mask, values)`, the domain with some
-    coordinates given; `curvature(y, entropy, slopes)`, see `icnn.kernels.dual`; and
-    `radius(gap, entropy, shape)`, a bound on the distance of a point to the minimiser.
+    a domain has them, four more methods are used: `restrict(mask, values)`, the domain with some
+    coordinates given; `curvature(y, entropy, slopes)`, see `icnn.kernels.dual`;
+    `radius(gap, entropy, shape)`, a bound on the distance of a point to the minimiser; and
+    `carry(y)`, the same point as one that moves with the bounds, where they have gradients.
     """
 
     def center(self, like: Tensor) -> Tensor:
@@ -59,9 +62,24 @@ def positive(entropy: float | Tensor) -> bool:
     return isinstance(entropy, Tensor) or entropy > 0
 
 
+def above_zero(values: Tensor) -> Tensor:
+    """Numbers that may be divided by."""
+    return values.clamp(min=torch.finfo(values.dtype).tiny)
+
+
 def total(values: Tensor) -> Tensor:
     """The sum of each example."""
     return values.flatten(start_dim=1).sum(dim=1)
+
+
+def steepness(domain: Domain, y: Tensor) -> Tensor:
+    """The slope of `H` at a point, or a little inside of it: `(B, n)`."""
+    with torch.inference_mode(False), torch.enable_grad():
+        inside = (1 - INSIDE) * y + INSIDE * domain.center(y)
+        inside = inside.detach().clone().requires_grad_()
+        (slope,) = torch.autograd.grad(domain.entropy(inside).sum(), inside)
+    # Infinite only where there is no room to move, as for coordinates that are given.
+    return slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).flatten(start_dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,9 +148,15 @@ class Box:
             return torch.minimum(torch.maximum(y, low), high)
         return y.clamp(self.low, self.high)
 
+    def carry(self, y: Tensor) -> Tensor:
+        # y(u) = low + (high - low) u at its own u.
+        return wide(self.low) + self.width * self.unit(y).detach()
+
     def entropy(self, y: Tensor) -> Tensor:
         u = self.unit(y)
-        return -total(torch.xlogy(u, u) + torch.xlogy(1 - u, 1 - u))
+        # Not quite zero, so that the logarithm and its slope are finite.
+        v, u = above_zero(1 - u), above_zero(u)
+        return -total(u * u.log() + v * v.log())
 
     def minimise(self, slope: Tensor, entropy: float | Tensor) -> Tensor:
         # The derivative of -H is log(u / (1 - u)), so that u = sigmoid(-width * slope / entropy).
@@ -211,11 +235,18 @@ class Simplex:
         kept = ((ordered > level).sum(dim=-1, keepdim=True) - 1).clamp(min=0)
         return self.fill((y - level.gather(-1, kept)).clamp(min=0))
 
+    def carry(self, y: Tensor) -> Tensor:
+        mass = self.mass(y)
+        if not isinstance(mass, Tensor):
+            return y
+        share = y.detach() / above_zero(mass.detach())
+        return self.fill(mass * share)
+
     def entropy(self, y: Tensor) -> Tensor:
-        y = y.clamp(min=0)
+        y = above_zero(y)
         if self.mask is not None:
-            y = y.masked_fill(self.mask, 0)
-        return -total(torch.xlogy(y, y))
+            y = torch.where(self.mask, 1.0, y)
+        return -total(y * y.log())
 
     def minimise(self, slope: Tensor, entropy: float | Tensor) -> Tensor:
         scores = self.open(-slope)
@@ -230,7 +261,7 @@ class Simplex:
         # diag(y) - y y^T / mass, in every simplex apart.
         y = y if self.mask is None else y.masked_fill(self.mask, 0)
         rows = y.reshape(y.shape[0], 1, -1, y.shape[-1])
-        mass = rows.sum(dim=-1).clamp(min=torch.finfo(y.dtype).tiny)
+        mass = above_zero(rows.sum(dim=-1))
         parts = slopes.unflatten(2, rows.shape[2:]) * rows
         moments = parts.sum(dim=-1) / mass.sqrt()
         bend = parts.flatten(start_dim=2) @ slopes.mT - moments @ moments.mT

@@ -45,6 +45,7 @@ class ProjectedGradient:
             the non-monotone line search of Birgin, Martinez and Raydan; or "adam".
         decay: Step k (from 0) has length `step_size / (1 + k)**decay`; kinks want 0.5 to 1.
         tol: The gap at which an example is done, relative to `max(1, |value|)`.
+        unrolled: Through how many of the last steps gradients go; by default through all.
     """
 
     max_steps: int = 30
@@ -53,6 +54,7 @@ class ProjectedGradient:
     rule: str = "momentum"
     decay: float = 0.0
     tol: float = 0.0
+    unrolled: int | None = None
 
     def __post_init__(self):
         check_count("max_steps", self.max_steps)
@@ -63,6 +65,8 @@ class ProjectedGradient:
         check_choice("rule", self.rule, list(RULES))
         check_number("decay", self.decay, 0.0)
         check_number("tol", self.tol, 0.0)
+        if self.unrolled is not None:
+            check_count("unrolled", self.unrolled)
 
     def check(self, problem: Problem) -> None:
         """Every problem will do."""
@@ -70,43 +74,72 @@ class ProjectedGradient:
     def solve(self, problem: Problem) -> Record:
         """Steps, then the best bound that their cuts give."""
         record, cuts = Record(problem, self.tol), Cuts(problem, min(self.max_steps, KEPT))
-        best = self.descend(problem, record, cuts)
-        if self.tol and not bool(record.active.any()):
-            return record
-        lower = cuts.bound(record, best.objective)
-        record.look(best.y, best.tangent, lower, self.max_steps, fresh=False)
+        live = problem.gradient == "unroll"
+        with torch.set_grad_enabled(live):
+            best, last = self.descend(problem, record, cuts)
+        if not (self.tol and not bool(record.active.any())):
+            lower = cuts.bound(record, best.objective.detach())
+            record.look(best.y, best.tangent, lower, self.max_steps, fresh=False)
+        if live:
+            with torch.enable_grad():
+                # The same points, with the steps that led there; or where the best one came before
+                # the steps that are unrolled, with the steps that led to the last.
+                near = best.y.detach() + (last - last.detach())
+                record.y = torch.where(rows(best.live, near), best.y, near)
         return record
 
-    def descend(self, problem: Problem, record: Record, cuts: "Cuts") -> "Best":
+    def descend(self, problem: Problem, record: Record, cuts: "Cuts") -> "tuple[Best, Tensor]":
         """The loop. Without `tol` it is free of synchronisation: a CUDA graph can hold it."""
         region = Region(problem)
         rule, best = RULES[self.rule](region, self.momentum), Best(problem)
-        y = region.inside(problem.start.double())
+        first = None if self.unrolled is None else max(0, self.max_steps - self.unrolled)
+        y, settled = region.inside(problem.start.double()), torch.zeros_like(record.active)
         for step in range(self.max_steps):
+            if torch.is_grad_enabled() and step == first:
+                y = y.detach() if step else y
+                best.forget()
+                rule.forget()
+                # Who is done goes on, for the gradient only.
+                settled = ~record.active & best.objective.isfinite()
+            if torch.is_grad_enabled() and not y.requires_grad:
+                y = y.clone().requires_grad_()
             point = y.to(problem.start.dtype)
             tangent = problem.tangent(point)
-            if not step:
-                record.look(point, tangent, record.lower, 0)
-            active = record.active & tangent.finite
-            objective = best.see(point, tangent, active)
-            lower = cuts.add(point, tangent, step, active)
-            record.lower = torch.where(active, torch.fmax(record.lower, lower), record.lower)
-            record.rounding = torch.where(
-                active, torch.fmax(record.rounding, rounding(point, tangent)), record.rounding
-            )
+            if not step and torch.is_grad_enabled() and not problem.live:
+                torch.set_grad_enabled(False)  # nothing to go back to
+                y, point, tangent = y.detach(), point.detach(), tangent.plain
+            active, objective = self.note(best, record, cuts, point, tangent, step)
             rate = self.step_size / (1 + step) ** self.decay
             moved = rule.step(y, objective, region.gradient(y, tangent), rate)
-            y = torch.where(rows(active, y), moved, y)
+            y = torch.where(rows(active | settled, y), moved, y)
             if step + 1 < self.max_steps:  # the last step is looked at when its bound is known
-                full = self.tol and (step + 1) % OFTEN == 0
-                lower = cuts.bound(record, best.objective) if full else record.lower
-                record.look(best.y, best.tangent, lower, step + 1, fresh=False)
-                if self.tol and not bool(record.active.any()):
-                    return best
+                with torch.no_grad():
+                    full = self.tol and (step + 1) % OFTEN == 0
+                    lower = cuts.bound(record, best.objective) if full else record.lower
+                    record.look(best.y, best.tangent, lower, step + 1, fresh=False)
+                if self.tol and not bool((record.active | settled).any()):
+                    return best, y.to(problem.start.dtype)
         point = y.to(problem.start.dtype)
         # No cut is made here: the slope tells only whether the last one was finite.
         best.see(point, Tangent(problem.evaluate(point), best.tangent.slope), record.active)
-        return best
+        return best, point
+
+    def note(
+        self, best: "Best", record: Record, cuts: "Cuts", y: Tensor, tangent: Tangent, step: int
+    ) -> tuple[Tensor, Tensor]:
+        """What a point adds to the record; who goes on from it, and the objective there."""
+        plain = tangent.plain
+        with torch.no_grad():
+            if not step:
+                record.look(y, plain, record.lower, 0)
+            active = record.active & plain.finite
+            lower = cuts.add(y, plain, step, active)
+            record.lower = torch.where(active, torch.fmax(record.lower, lower), record.lower)
+            record.rounding = torch.where(
+                active, torch.fmax(record.rounding, rounding(y, plain)), record.rounding
+            )
+        best.see(y, plain, active)
+        return active, tangent.value - best.problem.bend(y)
 
 
 class Region:
@@ -125,7 +158,7 @@ class Region:
             return y
         mixed = (1 - self.margin) * y + self.margin * self.center
         # Far from zero the margin is below the spacing of the numbers.
-        mixed = torch.where(mixed == y, torch.nextafter(y, self.center), mixed)
+        mixed = torch.where(mixed == y, y + (torch.nextafter(y, self.center) - y).detach(), mixed)
         free = self.problem.free
         return mixed if free is None else torch.where(free, mixed, y)
 
@@ -134,9 +167,10 @@ class Region:
         slope = tangent.slope.reshape(y.shape)
         if not self.problem.entropy:
             return slope
+        live = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
-            y = y.detach().clone().requires_grad_()
-            (bend,) = torch.autograd.grad(self.problem.bend(y).sum(), y)
+            y = y if live else y.detach().clone().requires_grad_()
+            (bend,) = torch.autograd.grad(self.problem.bend(y).sum(), y, create_graph=live)
         # Infinite only where there is no room to move, as for coordinates that are given.
         return slope - bend.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
@@ -149,22 +183,24 @@ class Best:
         nothing = problem.start.new_full(problem.start.shape[:1], torch.inf, dtype=torch.float64)
         slope = torch.zeros_like(problem.start, dtype=torch.float64).flatten(start_dim=1)
         self.objective, self.tangent = nothing, Tangent(nothing, slope)
+        self.live = torch.ones_like(nothing, dtype=torch.bool)  # whether its steps are unrolled
 
-    def see(self, y: Tensor, tangent: Tangent, active: Tensor) -> Tensor:
-        """Keep the point where it is better, and what is not finite wherever it is met.
+    def forget(self) -> None:
+        """Keep the points without their graph."""
+        self.y, self.live = self.y.detach(), torch.zeros_like(self.live)
 
-        Gives back the objective there.
-        """
-        objective = tangent.value - self.problem.bend(y)
-        better = active & (objective < self.objective)
-        self.objective = torch.where(better, objective, self.objective)
-        self.y = torch.where(rows(better, y), y, self.y)
-        value, slope = self.tangent
-        self.tangent = Tangent(
-            torch.where(better | ~tangent.value.isfinite(), tangent.value, value),
-            torch.where((better | ~tangent.finite)[:, None], tangent.slope, slope),
-        )
-        return objective
+    def see(self, y: Tensor, tangent: Tangent, active: Tensor) -> None:
+        """Keep the point where it is better, and what is not finite wherever it is met."""
+        with torch.no_grad():
+            objective = tangent.value - self.problem.bend(y)
+            better = active & (objective < self.objective)
+            self.objective = torch.where(better, objective, self.objective)
+            value, slope = self.tangent
+            self.tangent = Tangent(
+                torch.where(better | ~tangent.value.isfinite(), tangent.value, value),
+                torch.where((better | ~tangent.finite)[:, None], tangent.slope, slope),
+            )
+        self.y, self.live = torch.where(rows(better, y), y, self.y), self.live | better
 
 
 def rounding(y: Tensor, tangent: Tangent) -> Tensor:
@@ -239,6 +275,10 @@ class Rule(Protocol):
         """The point after `y`, at which the objective and its gradient are given."""
         ...
 
+    def forget(self) -> None:
+        """Keep the state without its graph."""
+        ...
+
 
 class HeavyBall:
     """Polyak's: `y' = P(y - rate * gradient + momentum * (y - y_before))`."""
@@ -251,6 +291,9 @@ class HeavyBall:
         before = y if self.before is None else self.before
         self.before = y
         return self.region.inside(y - rate * gradient + self.momentum * (y - before))
+
+    def forget(self) -> None:
+        self.before = None if self.before is None else self.before.detach()
 
 
 class Adam:
@@ -275,7 +318,11 @@ class Adam:
         # Both started from zero.
         mean = self.mean / (1 - self.momentum**self.count)
         square = self.square / (1 - SQUARES**self.count)
-        return self.region.inside(y - rate * mean / (square.sqrt() + 1e-8))
+        # The root of zero has no slope.
+        return self.region.inside(y - rate * mean / (square.clamp(min=TINY).sqrt() + 1e-8))
+
+    def forget(self) -> None:
+        self.mean, self.square = self.mean.detach(), self.square.detach()
 
 
 class Search(NamedTuple):
@@ -327,14 +374,16 @@ class Spectral:
 
             move, turn = y - old.origin, gradient - old.gradient
             bend = total(move * turn)
-            spectral = torch.where(bend > 0, total(move**2) / bend.clamp(min=TINY), LONGEST)
+            length = total(move**2) / torch.where(bend > 0, bend, 1.0)
+            spectral = torch.where(bend > 0, length, LONGEST)
             spectral = torch.where(lower, spectral.clamp(SHORTEST, LONGEST), rate)
             recent = torch.cat([old.recent[:, 1:], value[:, None]], dim=1)
             aimed = self.aim(y, value, gradient, rows(spectral, y), recent)
 
             # The minimum of the parabola through both values and the first slope.
             rise = value - old.value - old.length * old.along
-            middle = -old.along * old.length**2 / (2 * rise.clamp(min=TINY))
+            middle = -old.along * old.length**2 / (2 * torch.where(rise > 0, rise, 1.0))
+            middle = torch.where(rise > 0, middle, torch.inf)
             shorter = torch.minimum(torch.maximum(middle, 0.1 * old.length), 0.5 * old.length)
             held = old._replace(length=shorter, tries=old.tries + 1)
             new = Search(
@@ -342,6 +391,9 @@ class Spectral:
             )
         self.search = new
         return new.origin + rows(new.length, y) * new.direction
+
+    def forget(self) -> None:
+        self.search = None if self.search is None else Search(*(t.detach() for t in self.search))
 
 
 RULES: dict[str, type[Rule]] = {"momentum": HeavyBall, "spectral": Spectral, "adam": Adam}

@@ -24,6 +24,19 @@ class Tangent(NamedTuple):
         """Where both are numbers."""
         return self.value.isfinite() & self.slope.isfinite().all(dim=1)
 
+    @property
+    def plain(self) -> "Tangent":
+        """Without a graph."""
+        return Tangent(self.value.detach(), self.slope.detach())
+
+
+class Pieces(NamedTuple):
+    """The cuts of an answer: where they touch the energy, their shares, and their mixture."""
+
+    points: Tensor  # (B, k, n)
+    lam: Tensor  # (B, k)
+    slope: Tensor  # (B, n): the answer minimises slope . y - entropy * H(y)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -37,6 +50,8 @@ class Problem:
         free: Which coordinates are not given, `(B, *y_shape)`; `None` means all.
         source: What `energy` was made from, for solvers that look inside.
         x: Where `energy` stands.
+        gradient: How the answer is to have gradients; `None` where it has none. Solvers with cuts
+            keep their points then, and gradient steps that are unrolled keep their graph.
     """
 
     energy: EnergyAt
@@ -46,6 +61,12 @@ class Problem:
     free: Tensor | None = None
     source: Any = None
     x: Any = None
+    gradient: str | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether there is anything to carry gradients to, as far as is known."""
+        return getattr(self.energy, "live", None) is not False or self.start.requires_grad
 
     def evaluate(self, y: Tensor) -> Tensor:
         """The energy, without a gradient."""
@@ -53,18 +74,20 @@ class Problem:
             return self.energy(y.to(self.start.dtype)).double()
 
     def tangent(self, y: Tensor) -> Tangent:
-        """The energy and its slope, by one pass forward and one back."""
+        """The energy and its slope, by one pass forward and one back; with a graph if `y` has."""
+        live = y.requires_grad
         with torch.inference_mode(False), torch.enable_grad():
-            y = y.detach().to(self.start.dtype).clone().requires_grad_()
+            y = y.to(self.start.dtype) if live else y.to(self.start.dtype).clone().requires_grad_()
             value = self.energy(y)
             if not value.requires_grad:
                 raise ValueError("`energy` must depend on y, got values without a gradient in y")
-            (slope,) = torch.autograd.grad(value.sum(), y, allow_unused=True)
-        if slope is None:
-            raise ValueError("`energy` must depend on y, got values without a gradient in y")
-        if self.free is not None:
-            slope = torch.where(self.free, slope, torch.zeros_like(slope))
-        return Tangent(value.detach().double(), slope.flatten(start_dim=1).double())
+            (slope,) = torch.autograd.grad(value.sum(), y, allow_unused=True, create_graph=live)
+            if slope is None:
+                raise ValueError("`energy` must depend on y, got values without a gradient in y")
+            if self.free is not None:
+                slope = torch.where(self.free, slope, torch.zeros_like(slope))
+            found = Tangent(value.double(), slope.flatten(start_dim=1).double())
+        return found if live else found.plain
 
     def offset(self, y: Tensor, tangent: Tangent) -> Tensor:
         """`c` of the cut `c + slope . y' <= f(y')` that touches at `y`.
@@ -114,6 +137,7 @@ class Record:
         self.rounding = torch.zeros_like(nothing)
         self.last = torch.full_like(problem.start, torch.nan)
         self.gaps: list[Tensor] = []
+        self.pieces: Pieces | None = None
         free = problem.free
         self.given = (
             torch.zeros_like(self.status, dtype=torch.bool)

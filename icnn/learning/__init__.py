@@ -1,0 +1,1 @@
+"""Learning: losses on answers, and against them."""

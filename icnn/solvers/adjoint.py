@@ -1,0 +1,201 @@
+"""From a gradient in the answer to gradients in what it was made of.
+
+Near the answer `y` an energy with kinks is a maximum of smooth pieces `f_i`, of which those that
+meet in `y` count, with shares `lam` on the simplex. With `h_i = f_i(y)`, `g_i` its gradient and
+`s = sum_i lam_i g_i`, and the domain's `Y(s) = argmin_y s . y - e H(y)`, the optimality conditions
+are
+
+    y = Y(s),    h_i = t for all i.
+
+A small change of the pieces and of the domain, that at fixed `y` and `s` changes them by `ds`, `dh`
+and `dY`, moves the answer. With `J = -dY/ds`, `H = sum_i lam_i f_i''` and `A` the differences of
+the `g_i` from one of them,
+
+    dy = dY - J (ds + H dy + A^T a),    A dy + A.dh = 0     (a: how `lam` moves).
+
+For a loss with gradient `v` in `y`, let `q` and `w` solve the transposed system
+
+    q = J p,    p = v - H q - A^T w,    A q = 0;    then    v . dy = p . dY - q . ds - w . A.dh.
+
+Eliminating `w` leaves `q = P (v - H q)` with `P = J - J A^T (A J A^T)^+ A J`. That is the paper's
+Proposition 3 where pieces are straight (`H = 0`), the implicit function theorem where there is one
+piece (`A` is empty), and conjugate gradients preconditioned by `P` where there is curvature.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from icnn.kernels.dual import column
+from icnn.solvers.domains import Domain
+
+DENSE = 16  # coordinates up to which the Hessian is made as a matrix
+ITERATIONS = 300  # of conjugate gradients at most
+TINY = torch.finfo(torch.float64).tiny
+
+
+class Bend:
+    """`J = -dY/ds` of a domain, at one slope for each example."""
+
+    def __init__(self, domain: Domain, slope: Tensor, entropy: float, shape: torch.Size):
+        self.domain, self.entropy, self.shape = domain, entropy, shape
+        with torch.enable_grad():
+            self.slope = slope.detach().requires_grad_()
+            y = domain.minimise(self.slope.reshape(shape), entropy)
+        self.y = y.flatten(start_dim=1)
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """`J v`, `(B, n) -> (B, n)`."""
+        return -torch.autograd.grad(self.y, self.slope, vector, retain_graph=True)[0]
+
+    def gram(self, rows: Tensor) -> Tensor:
+        """`A J A^T`, `(B, k, n) -> (B, k, k)`."""
+        own = getattr(self.domain, "curvature", None)
+        if own is not None:
+            entropy = column(torch.full_like(self.y[:, 0], self.entropy), self.shape)
+            return own(self.y.detach().reshape(self.shape), entropy, rows)
+        bent = torch.stack([self(row) for row in rows.unbind(dim=1)], dim=2)
+        product = rows @ bent
+        return (product + product.mT) / 2
+
+
+class Pull(NamedTuple):
+    """What multiplies a change of the domain, of the pieces' heights and of the mean slope."""
+
+    domain: Tensor  # p, (B, n)
+    heights: Tensor  # -w, (B, k)
+    slope: Tensor  # -q, (B, n)
+
+
+@dataclass(frozen=True)
+class System:
+    """The optimality conditions of a batch at its answers, in float64.
+
+    Args:
+        bend: `J`.
+        slopes: `g_i` at the answer, `(B, k, n)`.
+        lam: Their shares, `(B, k)`; those of no share are not there.
+        hessian: Maps `q` to `H q`; `None` where pieces are straight.
+        entropic: Whether the objective has an entropy. Without, `J` is but a metric that leaves out
+            coordinates at their bounds: the first condition is `s + H dy + A^T a = 0` there.
+        eps: The precision of slopes and of `hessian`.
+    """
+
+    bend: Bend
+    slopes: Tensor
+    lam: Tensor
+    hessian: Callable[[Tensor], Tensor] | None
+    entropic: bool
+    eps: float
+
+    def pull(self, v: Tensor) -> Pull:
+        """Solve the transposed system."""
+        kinks = Kinks(self)
+        if self.hessian is None:
+            q = kinks.metric(v) if self.entropic else torch.zeros_like(v)
+            rest = v
+        else:
+            dense = self.entropic and v.shape[1] <= DENSE
+            q = (self.solve if dense else self.descend)(kinks, self.hessian, v)
+            rest = v - self.hessian(q)
+        w = kinks.multipliers(rest)
+        return Pull(rest - kinks.spread(w), -w, -q)
+
+    def solve(self, kinks: "Kinks", hessian: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+        """`(I + P H) q = P v`, with `H` and `P` as matrices."""
+        units = torch.eye(v.shape[1], dtype=v.dtype, device=v.device)
+        columns = [unit.expand_as(v) for unit in units]
+        bent = torch.stack([hessian(unit) for unit in columns], dim=2)
+        metric = torch.stack([kinks.metric(unit) for unit in columns], dim=2)
+        found, _ = torch.linalg.solve_ex(units + metric @ bent, kinks.metric(v)[:, :, None])
+        # An energy that is not convex can make the system singular.
+        return found.squeeze(2).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+    def descend(self, kinks: "Kinks", hessian: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+        """Conjugate gradients for `(J^-1 + H) q = v` with `A q = 0`, preconditioned by `P`.
+
+        Directions are `d = P r`, so that `J^-1 d` is `r` but for rows of `A`, which `P` takes out
+        again: no inverse is ever formed (Gould, Hribar and Nocedal, 2001).
+        """
+        q, r = torch.zeros_like(v), v
+        z = kinks.metric(r)
+        d, image = z, r
+        size = first = (r * z).sum(dim=1)
+        for _ in range(min(ITERATIONS, 2 * v.shape[1] + 10)):
+            bent = hessian(d) + (image if self.entropic else 0.0)
+            along = (d * bent).sum(dim=1)
+            # Each example on its own; one without curvature along d is left where it is.
+            active = (size > (4 * self.eps) ** 2 * first) & (along > TINY)
+            if not bool(active.any()):
+                break
+            step = torch.where(active, size / along.clamp(min=TINY), 0.0)[:, None]
+            q, r = q + step * d, r - step * bent
+            z = kinks.metric(r)
+            before, size = size, torch.where(active, (r * z).sum(dim=1), size)
+            turn = torch.where(active, size / before.clamp(min=TINY), 0.0)[:, None]
+            d, image = z + turn * d, r + turn * image
+        return q
+
+
+class Kinks:
+    """The differences `A` of the active pieces' slopes, and `M = A J A^T`."""
+
+    def __init__(self, system: System):
+        self.bend, lam, slopes = system.bend, system.lam, system.slopes
+        self.top = lam.argmax(dim=1, keepdim=True)
+        first = slopes.gather(1, self.top[:, :, None].expand(-1, -1, slopes.shape[2]))
+        active = (lam > 0).scatter(1, self.top, False)
+        self.apart = (slopes - first).masked_fill(~active[:, :, None], 0)
+        matrix = self.bend.gram(self.apart)
+
+        # A difference that is rounding is none: the same piece was met twice.
+        diagonal = matrix.diagonal(dim1=1, dim2=2)
+        size = self.bend.gram(slopes).diagonal(dim1=1, dim2=2)
+        size = size + size.gather(1, self.top)
+        noise = (64 * system.eps) ** 2 * size
+        self.active = active & (diagonal > noise) & (diagonal > TINY)
+        self.units = torch.where(self.active, diagonal, 1.0).rsqrt().masked_fill(~self.active, 0)
+        scaled = matrix * self.units[:, :, None] * self.units[:, None, :]
+        # Pieces that depend on each other: directions below what rounding makes of the slopes.
+        values, self.vectors = torch.linalg.eigh(scaled)
+        least = (noise * self.units**2).amax(dim=1, keepdim=True).clamp(min=1e-13 * lam.shape[1])
+        self.inverse = torch.where(values > least, 1 / values.clamp(min=TINY), 0.0)
+
+    def multipliers(self, v: Tensor) -> Tensor:
+        """`w = M^+ A J v`, with that of the first piece minus the sum of the others."""
+        if self.active.shape[1] == 1:
+            return torch.zeros_like(self.units)
+        right = self.units * (self.apart @ self.bend(v)[:, :, None]).squeeze(2)
+        right = self.inverse * (self.vectors.mT @ right[:, :, None]).squeeze(2)
+        w = self.units * (self.vectors @ right[:, :, None]).squeeze(2)
+        return w.scatter(1, self.top, -w.sum(dim=1, keepdim=True))
+
+    def spread(self, w: Tensor) -> Tensor:
+        """`A^T w`."""
+        return (w[:, None, :] @ self.apart).squeeze(1)
+
+    def metric(self, v: Tensor) -> Tensor:
+        """`P v`."""
+        return self.bend(v - self.spread(self.multipliers(v)))
+
+
+class Answer(torch.autograd.Function):
+    """`y` with the gradients of `System`: a node between the answer and what it was made of."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, system: System, where: Tensor, *parts: Tensor) -> Tensor:
+        ctx.system, ctx.where = system, where
+        ctx.dtypes = [part.dtype for part in parts]
+        return y.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore
+        v = gradients[0].flatten(start_dim=1).double()
+        v = torch.where(ctx.where[:, None], v, 0.0)
+        pulls = ctx.system.pull(v)
+        return (None, None, None, *(p.to(t) for p, t in zip(pulls, ctx.dtypes, strict=True)))
