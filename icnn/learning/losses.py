@@ -35,8 +35,7 @@ def max_margin(
         f(x, y_true) - min_y (f(x, y) - scale * margin(y, y_true))    >= 0,
 
     as in supplement F of the paper. Where the margin is a linear function of `y` the minimum is a
-    convex problem, and its gradient is a subgradient: that of `f(x, y_true) - f(x, y)` at the
-    answer. Targets are therefore corners of the domain, and there are two margins. In the
+    convex problem. Targets are therefore corners of the domain, and there are two margins. In the
     coordinates `u` in which the domain is `[0, 1]` or the simplex,
 
     - "hamming": `sum |u - u_true|`, how much is wrong;
@@ -78,11 +77,9 @@ def max_margin(
         return f(y) - scale * (high - total(weight * u))
 
     start = domain.center(y_true)
-    with torch.no_grad():
-        y = argmin(augmented, None, domain, entropy=entropy, solver=solver, start=start).y
-        bend = entropy * domain.entropy(y.double()).to(y.dtype)
-    # The envelope theorem: the rival itself does not count as moving. H is zero in a corner.
-    loss = (f(y_true) - augmented(None, y) + bend).clamp(min=0)
+    rival = argmin(augmented, None, domain, entropy=entropy, solver=solver, start=start)
+    # H is zero in a corner.
+    loss = (f(y_true) - rival.value.to(y_true.dtype)).clamp(min=0)
     return loss if reduction == "none" else getattr(loss, reduction)()
 
 

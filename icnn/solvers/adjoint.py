@@ -22,6 +22,7 @@ Proposition 3 where pieces are straight (`H = 0`), the implicit function theorem
 piece (`A` is empty), and conjugate gradients preconditioned by `P` where there is curvature.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,7 +35,8 @@ from icnn.kernels.dual import column
 from icnn.solvers.domains import Domain
 
 DENSE = 16  # coordinates up to which the Hessian is made as a matrix
-ITERATIONS = 300  # of conjugate gradients at most
+ITERATIONS = 1000  # of conjugate gradients at most
+ENOUGH = 1e-3  # the residual above which they have failed
 TINY = torch.finfo(torch.float64).tiny
 
 
@@ -125,7 +127,7 @@ class System:
         z = kinks.metric(r)
         d, image = z, r
         size = first = (r * z).sum(dim=1)
-        for _ in range(min(ITERATIONS, 2 * v.shape[1] + 10)):
+        for _ in range(min(ITERATIONS, 10 * v.shape[1] + 50)):
             bent = hessian(d) + (image if self.entropic else 0.0)
             along = (d * bent).sum(dim=1)
             # Each example on its own; one without curvature along d is left where it is.
@@ -138,6 +140,14 @@ class System:
             before, size = size, torch.where(active, (r * z).sum(dim=1), size)
             turn = torch.where(active, size / before.clamp(min=TINY), 0.0)[:, None]
             d, image = z + turn * d, r + turn * image
+        late = int((size > ENOUGH**2 * first).sum())
+        if late:
+            warnings.warn(
+                f"the gradient of {late} of {len(v)} examples is rough: conjugate gradients have "
+                "not converged; the energy is far steeper in some directions than in others",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return q
 
 

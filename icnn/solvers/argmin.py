@@ -97,8 +97,9 @@ def argmin(
     begin = (begin if gradient == "unroll" else begin.detach()).clone()
     with torch.inference_mode(False), torch.set_grad_enabled(learn):
         # Once, and with its graph: dropout masks are the same in the search and in its gradient.
+        noise = random_states(energy, like) if learn else None
         f, way = Watched(at(energy, x)), gradient if learn else None
-        problem = Problem(f, domain, entropy, begin, free, energy, x, way)
+        problem = Problem(f, domain, entropy, begin, free, energy, x, way, noise)
         with torch.no_grad():
             solver.check(problem)
             record = solver.solve(problem)
@@ -107,6 +108,14 @@ def argmin(
             return solution
         tied = differentiate(problem, record, solver.solve)
     return replace(solution, y=tied.y, value=tied.value)
+
+
+def random_states(energy: Any, like: Tensor) -> tuple[Tensor, ...] | None:
+    """The states of the random generators, for an energy that may draw dropout masks."""
+    if not getattr(energy, "training", False):
+        return None
+    states = (torch.random.get_rng_state(),)
+    return (*states, torch.cuda.get_rng_state(like.device)) if like.is_cuda else states
 
 
 def check_gradient(gradient: Any, solver: Solver) -> str:

@@ -12,11 +12,12 @@ from torch.utils import _pytree as pytree
 
 from icnn.energies.energy import at
 from icnn.solvers.adjoint import Answer, Bend, System
-from icnn.solvers.domains import steepness
+from icnn.solvers.domains import Domain, steepness
 from icnn.solvers.graph import Traits, Watched, leaves, traits
 from icnn.solvers.problem import Pieces, Problem, Record, rows
 from icnn.solvers.solution import Status
 
+PRESS, STILL = 1e8, 1e-3  # how far a slope is pressed against bounds, and the motion allowed
 SAME = 0.1  # tangents that curvature brings this much nearer to each other are of one piece
 TINY = torch.finfo(torch.float64).tiny
 
@@ -36,10 +37,14 @@ def differentiate(problem: Problem, record: Record, solve: Callable[[Problem], R
 
     With "unroll" the record's answers are tied already.
     """
-    y, gradient = record.y.detach(), problem.gradient
+    y, gradient, domain = record.y.detach(), problem.gradient, problem.domain
     bad = record.status == Status.NONFINITE
     level = record.value.masked_fill(bad, torch.nan)
-    if not len(y) or not (problem.live or problem.domain.center(y).requires_grad):
+    slope, entropy = mixture(problem, record), problem.entropy
+    carry = getattr(domain, "carry", None)
+    moved = y.double() if carry is None else carry(y.double())
+    here = domain.minimise(slope.reshape(y.shape), entropy) if entropy else moved
+    if not (problem.live or here.requires_grad):
         return Learned(y, level)
     if bool(bad.any()):
         warnings.warn(
@@ -47,58 +52,80 @@ def differentiate(problem: Problem, record: Record, solve: Callable[[Problem], R
             RuntimeWarning,
             stacklevel=3,
         )
-        if bool(bad.all()):
-            inputs = list(leaves(problem.energy(y), tensors(problem.x)))
-            return Learned(Severed.apply(y, *inputs), level)  # pyright: ignore
-        problem = without(problem, bad)
+    if bool(bad.all()):  # also where there are no examples
+        inputs = [*leaves(problem.energy(y), tensors(problem.x)), *leaves(here)]
+        return Learned(*Severed.apply(y, level, *inputs))  # pyright: ignore
+    spot = y
+    if bool(bad.any()):
+        problem, spot = without(problem, y, bad)
         if gradient == "unroll":
             with torch.no_grad():
                 record.y = solve(problem).y
-
-    carry = getattr(problem.domain, "carry", None)
-    moved = y if carry is None else carry(y.double()).to(y.dtype)
-    value = problem.energy(moved).double() - problem.bend(moved)
-    value = torch.where(bad, 0.0, value)
-    value = level + (value - value.detach())
-    if gradient == "unroll":
-        leaf = y.clone().requires_grad_()
-        if traits(problem.energy(leaf), leaf).opaque:
-            raise ValueError(
-                '`gradient` must be "cuts" or "implicit" for an energy without second derivatives, '
-                'got "unroll": solve it with icnn.BundleEntropy'
-            )
-        return Learned(torch.where(rows(bad, y), y, record.y), value)
-
-    slope, entropy = mixture(problem, record), problem.entropy
-    domain, shape = problem.domain, y.shape
-    here = domain.minimise(slope.reshape(shape), entropy) if entropy else moved.double()
 
     def hold(point: Tensor) -> Tensor:
         held = problem.free is not None and here.requires_grad
         return torch.where(problem.free, point, here.to(y.dtype)) if held else point  # pyright: ignore
 
-    leaf = y.clone().requires_grad_()
-    found = read(problem.source, problem.energy(hold(leaf)), leaf)
+    leaf = spot.clone().requires_grad_()
+    found = read(problem, problem.energy(hold(leaf)), leaf, gradient)
+    if gradient == "unroll":
+        if found.opaque:
+            raise ValueError(
+                '`gradient` must be "cuts" or "implicit" for an energy without second derivatives, '
+                'got "unroll": solve it with icnn.BundleEntropy'
+            )
+        value = problem.energy(moved.to(y.dtype)).double() - problem.bend(moved)
+        value = torch.where(bad, 0.0, value)
+        return Learned(torch.where(rows(bad, y), y, record.y), level + (value - value.detach()))
+
     straight = gradient == "cuts" or (gradient == "auto" and found.kinked and not found.curved)
-    kinked = straight or found.kinked
-    pieces = Pieces(y[:, None], torch.ones_like(slope[:, :1]), slope)
+    kinked, lost = straight or found.kinked, False
+    pieces = Pieces(spot[:, None], torch.ones_like(slope[:, :1]), slope)
     if kinked and record.pieces is not None:
-        pieces = counting(record.pieces, y, bad)
+        given = torch.zeros_like(bad) if problem.free is None else ~problem.free.flatten(1).any(1)
+        pieces = counting(record.pieces, spot, bad | given)
     elif kinked and gradient == "auto":
-        return Learned(y, value)
+        lost = True
     elif kinked:
         raise ValueError(
             f'`gradient` must be "auto" for an energy with kinks and this solver, got '
             f"{gradient!r}, which needs the cuts of icnn.BundleEntropy or icnn.Bundle"
         )
-    part = (opaque if found.opaque else attached)(problem, hold, pieces, y, not straight)
-    eps = torch.finfo(y.dtype).eps
-    bend = Bend(domain, slope, entropy or 1.0, shape)
+    make = opaque if found.opaque else attached
+    part = make(problem, here, hold, pieces, spot, not straight)
+    # The envelope theorem: the mixture of pieces moves the value, and the answer with its domain.
+    steady = part.mean.detach().double()
+    value = (part.lam * part.heights.double()).sum(dim=1)
+    value = value + (steady * moved.flatten(start_dim=1)).sum(dim=1) - problem.bend(moved)
+    value = level + torch.where(bad, 0.0, value - value.detach())
+    if lost:
+        return Learned(Refused.apply(y, part.heights), value)  # pyright: ignore
+
+    slope = slope if entropy else pressed(domain, y, slope, steady)
+    bend = Bend(domain, slope, entropy or 1.0, y.shape)
     if not straight and kinked:
         part = merged(part, bend)
+    eps = torch.finfo(y.dtype).eps
     system = System(bend, part.slopes, part.lam, part.hessian, entropy > 0, eps)
     parts = (here.flatten(start_dim=1), part.heights, part.mean)
     return Learned(Answer.apply(y, system, ~bad, *parts), value)  # pyright: ignore
+
+
+def pressed(domain: Domain, y: Tensor, slope: Tensor, energy: Tensor) -> Tensor:
+    """Without entropy, a slope of `H` that lies as far out as the energy presses the answer.
+
+    There `J` leaves out the directions in which the answer sits on a bound. The energy's own slope
+    is added as many times as that does not move the answer.
+    """
+    size = energy.abs().amax(dim=1, keepdim=True)
+    wide = torch.full_like(size, PRESS) / size.clamp(min=TINY)
+    for _ in range(12):
+        moved = domain.minimise((slope + wide * energy).reshape(y.shape), 1.0)
+        far = (moved - y).abs().flatten(start_dim=1).amax(dim=1, keepdim=True)
+        wide = torch.where(
+            far <= STILL * (1 + y.abs().flatten(1).amax(1, keepdim=True)), wide, wide / 10
+        )
+    return slope + wide * energy
 
 
 def mixture(problem: Problem, record: Record) -> Tensor:
@@ -108,26 +135,46 @@ def mixture(problem: Problem, record: Record) -> Tensor:
     return (problem.entropy or 1.0) * steepness(problem.domain, record.y.detach().double())
 
 
-def read(energy: Any, value: Tensor, y: Tensor) -> Traits:
+def read(problem: Problem, value: Tensor, y: Tensor, gradient: str | None) -> Traits:
     """Whether an energy is kinked, curved, opaque: as it declares, else as its graph tells."""
     if not value.requires_grad:
         return Traits(False, False, False)
-    found = traits(value, y)
-    smooth = getattr(energy, "smooth", None)
-    if smooth is None:
-        # Of what cannot be looked into, cuts ask less.
-        return Traits(True, False, True) if found.opaque else found
-    return found._replace(kinked=not smooth, curved=found.curved or bool(smooth))
+    found, smooth = traits(value, y), getattr(problem.source, "smooth", None)
+    if smooth is None and found.opaque:
+        # What cannot be looked into is tried out, unless the user knows.
+        smooth = gradient == "implicit" or (
+            gradient == "auto" and seems_smooth(problem, y.detach())
+        )
+    if smooth is not None:
+        found = found._replace(
+            kinked=not smooth, curved=smooth or (found.curved and not found.opaque)
+        )
+    return found
 
 
-def counting(pieces: Pieces, y: Tensor, bad: Tensor) -> Pieces:
-    """The cuts that share in the answers, in as few slots as will hold them."""
+def seems_smooth(problem: Problem, y: Tensor) -> bool:
+    """Whether slopes change around the answers, and in proportion to the distance."""
+    way = torch.ones_like(y).cumsum(dim=-1).sin()
+
+    def change(size: float) -> Tensor:
+        ends = (problem.tangent(y + sign * size * way).slope for sign in (1, -1))
+        return torch.sub(*ends) / size
+
+    size = torch.finfo(y.dtype).eps ** 0.25
+    far, near = change(size), change(size / 2)
+    return bool((far - near).abs().sum() < 0.1 * far.abs().sum())
+
+
+def counting(pieces: Pieces, y: Tensor, none: Tensor) -> Pieces:
+    """The cuts that share in the answers, in as few slots as will hold them; `none` have no cut."""
     lam = pieces.lam
+    if not lam.shape[1]:
+        return Pieces(y[:, None], torch.ones_like(pieces.slope[:, :1]), pieces.slope)
     order = lam.argsort(dim=1, descending=True, stable=True)
     order = order[:, : max(1, int((lam > 0).sum(dim=1).amax()))]
     lam = lam.gather(1, order)
     points = pieces.points.gather(1, order[:, :, None].expand(-1, -1, pieces.points.shape[2]))
-    taken = (lam > 0) & ~bad[:, None]
+    taken = (lam > 0) & ~none[:, None]
     points = torch.where(taken[:, :, None], points, y.flatten(start_dim=1)[:, None])
     return Pieces(points.unflatten(2, y.shape[1:]), lam, pieces.slope)
 
@@ -143,7 +190,9 @@ class Part(NamedTuple):
     hessian: Callable[[Tensor], Tensor] | None
 
 
-def attached(problem: Problem, hold: Hold, pieces: Pieces, y: Tensor, curved: bool) -> Part:
+def attached(
+    problem: Problem, here: Tensor, hold: Hold, pieces: Pieces, y: Tensor, curved: bool
+) -> Part:
     """The pieces as PyTorch's graph has them, cut by cut.
 
     Cuts are made near the answer and not at it. Straight pieces are the same there; of curved ones
@@ -229,21 +278,20 @@ def apart(gram: Tensor) -> Tensor:
     return (own[:, :, None] + own[:, None, :] - 2 * gram).clamp(min=0)
 
 
-def opaque(problem: Problem, hold: Hold, pieces: Pieces, y: Tensor, curved: bool) -> Part:
+def opaque(
+    problem: Problem, here: Tensor, hold: Hold, pieces: Pieces, y: Tensor, curved: bool
+) -> Part:
     """The pieces of an energy without second derivatives: differences stand in for them."""
-    value = problem.energy(hold(y.clone().requires_grad_()))
-    inputs = list(leaves(value, tensors(problem.x)))
+    inputs = list(leaves(problem.energy(y.clone().requires_grad_()), tensors(problem.x)))
     points = pieces.points
-    made = Differences.apply(problem, points, *inputs)
-    heights, slopes = made  # pyright: ignore
+    heights, slopes = Differences.apply(problem, points, here, *inputs)  # pyright: ignore
     away = (y[:, None] - points).flatten(start_dim=2)
     lam = pieces.lam
 
     def hessian(q: Tensor) -> Tensor:
         step = length(y.flatten(start_dim=1), q)
         ends = (problem.tangent(y + sign * (step * q).reshape(y.shape)).slope for sign in (1, -1))
-        ahead, behind = ends
-        return (ahead - behind) / (2 * step)
+        return torch.sub(*ends) / (2 * step)
 
     return Part(
         heights + (slopes * away).sum(dim=2),
@@ -263,8 +311,8 @@ class Differences(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, problem: Problem, points: Tensor, *inputs: Tensor) -> Any:
-        ctx.problem, ctx.points, ctx.inputs = problem, points, inputs
+    def forward(ctx: Any, problem: Problem, points: Tensor, here: Tensor, *inputs: Tensor) -> Any:
+        ctx.problem, ctx.points, ctx.here, ctx.inputs = problem, points, here, inputs
         found = [problem.tangent(point) for point in points.unbind(dim=1)]
         values, slopes = (torch.stack(t, dim=1) for t in zip(*found, strict=True))
         return values.to(points.dtype), slopes.to(points.dtype)
@@ -276,16 +324,19 @@ class Differences(torch.autograd.Function):
         # A graph of its own: that of the search may be gone.
         known = {id(t): t.detach().requires_grad_() for t in tensors(problem.x) if t.requires_grad}
         x = pytree.tree_map(lambda leaf: known.get(id(leaf), leaf), problem.x)
-        inputs = [known.get(id(t), t) for t in ctx.inputs]
+        here = ctx.here.detach().requires_grad_()
+        inputs = [here, *(known.get(id(t), t) for t in ctx.inputs)]
         with torch.enable_grad():
-            energy, total = at(problem.source, x), 0.0
+            energy, total = at(problem.source, x), 0 * here.sum()
             for j, point in enumerate(ctx.points.unbind(dim=1)):
                 way = ways[:, j]
                 step = length(point.flatten(start_dim=1), way)
                 move = (step * way).reshape(point.shape)
+                if problem.free is not None:
+                    point = torch.where(problem.free, point, here.to(point.dtype))
                 slant = (energy(point + move) - energy(point - move)) / (2 * step[:, 0])
                 total = total + (weights[:, j] * energy(point) + slant).sum()
-            found = torch.autograd.grad(total, inputs, allow_unused=True)  # pyright: ignore
+            found = torch.autograd.grad(total, inputs, allow_unused=True, retain_graph=True)
         return (None, None, *found)
 
 
@@ -298,16 +349,31 @@ def length(point: Tensor, way: Tensor) -> Tensor:
 
 
 class Severed(torch.autograd.Function):
-    """An answer that depends on its inputs by name only: its gradient is zero."""
+    """Answers and values that depend on their inputs by name only: their gradient is zero."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, y: Tensor, value: Tensor, *inputs: Tensor) -> Any:
         ctx.count = len(inputs)
+        return y.clone(), value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return (None,) * (2 + ctx.count)
+
+
+class Refused(torch.autograd.Function):
+    """An answer whose gradient is not known."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, inputs: Tensor) -> Tensor:
         return y.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return (None,) * (1 + ctx.count)
+        raise RuntimeError(
+            "solution.y has no gradient after this solver, which keeps no cuts of an energy with "
+            "kinks: use icnn.BundleEntropy, or icnn.Bundle() without entropy"
+        )
 
 
 def tensors(x: Any) -> list[Tensor]:
@@ -315,8 +381,8 @@ def tensors(x: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
 
 
-def without(problem: Problem, bad: Tensor) -> Problem:
-    """The problem with the `x` of a good example in the place of bad ones.
+def without(problem: Problem, y: Tensor, bad: Tensor) -> tuple[Problem, Tensor]:
+    """The problem with the `x` of a good example in the place of bad ones, and its answer too.
 
     A gradient of zero does not help where a number is NaN: the products of both are NaN.
     """
@@ -328,4 +394,11 @@ def without(problem: Problem, bad: Tensor) -> Problem:
         return leaf[index] if batched else leaf
 
     x = pytree.tree_map(chosen, problem.x)
-    return replace(problem, energy=Watched(at(problem.source, x)), x=x)
+    # Dropout masks are those of the search.
+    with torch.random.fork_rng([y.device] if y.is_cuda else []):
+        if problem.noise is not None:
+            torch.random.set_rng_state(problem.noise[0])
+            if y.is_cuda:
+                torch.cuda.set_rng_state(problem.noise[1], y.device)
+        energy = Watched(at(problem.source, x))
+    return replace(problem, energy=energy, x=x), y[index]

@@ -11,9 +11,19 @@ from torch.autograd.graph import get_gradient_edge
 
 KINKS = re.compile(
     "relu|threshold|abs|(?<!soft)max|min|clamp|hard|sort|topk|kthvalue|median|where|norm|dist|l1|"
-    "shrink|sign|round|floor|ceil|trunc|frac|fmod|remainder|heaviside|margin|hinge|quantile"
+    "shrink|sign|round|floor|ceil|trunc|frac|fmod|remainder|heaviside|margin|hinge|quantile|"
+    "copyslices"
 )
-"""Parts of the names of operations whose derivative jumps somewhere."""
+"""Parts of the names of operations whose derivative jumps somewhere, or may do so."""
+
+CREASES = re.compile(
+    "p?relu|threshold|abs|a?max|a?min|f?maximum|f?minimum|fmax|fmin|clamp(min|max)?|hardtanh|sort|"
+    "topk|kthvalue|(nan)?median|where|l1loss|(adaptive)?maxpool.*|cummax|cummin|softshrink"
+)
+"""Those of them that are straight between their kinks."""
+
+ONCE = re.compile(".*(cdist|rnn|flashattention|efficientattention|ctcloss).*")
+"""Operations of PyTorch that have no second derivative."""
 
 STRAIGHT = re.compile(
     "add|sub|rsub|neg|sum|mean|cumsum|trace|clone|copy|tocopy|alias|view|unsafeview|reshape|expand|"
@@ -56,15 +66,14 @@ def traits(value: Tensor, y: Tensor) -> Traits:
     """
     kinked = curved = opaque = False
     for node, operation, used in between(value, y):
-        if isinstance(node, BackwardCFunction):
+        if isinstance(node, BackwardCFunction) or ONCE.fullmatch(operation):
             opaque = True
         elif operation == "elu":
             kinked, curved = kinked or node._saved_alpha != 1, True
         elif operation == "leakyrelu":
             kinked = kinked or node._saved_negative_slope != 1
         elif KINKS.search(operation):
-            kinked = True
-            curved = curved or "norm" in operation or "dist" in operation
+            kinked, curved = True, curved or not CREASES.fullmatch(operation)
         elif PRODUCTS.fullmatch(operation):
             factors = used[1:] if operation.startswith(("add", "badd")) else used
             curved = curved or sum(factors) > 1 or (operation == "div" and factors[1])

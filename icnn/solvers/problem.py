@@ -52,6 +52,7 @@ class Problem:
         x: Where `energy` stands.
         gradient: How the answer is to have gradients; `None` where it has none. Solvers with cuts
             keep their points then, and gradient steps that are unrolled keep their graph.
+        noise: The states of the random generators that `energy` was made with, where known.
     """
 
     energy: EnergyAt
@@ -62,6 +63,7 @@ class Problem:
     source: Any = None
     x: Any = None
     gradient: str | None = None
+    noise: tuple[Tensor, ...] | None = None
 
     @property
     def live(self) -> bool:
