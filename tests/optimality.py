@@ -5,9 +5,8 @@ answer of a search and its active cuts we solve, for each example,
 
     sum_i lam_i f_i'(y) - entropy * H'(y) = mu,   f_i(y) = t,   sum lam = 1,   y in the domain,
 
-where `f_i` is the piece of the energy that a cut touches, by its second-order expansion at the
-cut's point: exact for pieces that are straight or quadratic. The one piece of a smooth energy, and
-the members of a `Max`, are expanded anew where each step stands.
+where `f_i` is the piece of the energy that a cut touches. A straight piece is known from the cut;
+curved ones are given as functions, by an energy whose attribute `members` lists them.
 
 That the conditions hold is checked with the energy itself. For a convex energy they are sufficient,
 also after a small change of it: no search is needed then.
@@ -23,7 +22,7 @@ import icnn
 from icnn.energies.energy import at
 from icnn.solvers.problem import Problem
 
-SEARCH = icnn.BundleEntropy(max_steps=200, tol=1e-14)
+SEARCH = icnn.BundleEntropy(max_steps=120, tol=1e-14)
 
 
 class Expansion(NamedTuple):
@@ -47,7 +46,7 @@ def expand(f: Callable[[Tensor], Tensor], point: Tensor) -> Expansion:
     (slope,) = torch.autograd.grad(value, point, create_graph=True)
     hessian = torch.zeros(len(point), len(point), dtype=point.dtype)
     if slope.requires_grad:
-        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        options: Any = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
         rows = [torch.autograd.grad(part, point, **options)[0] for part in slope]
         hessian = torch.stack(rows)
     return Expansion(point.detach(), value.detach(), slope.detach(), hessian)
@@ -57,7 +56,7 @@ class Optimum:
     """The minimisers of a batch: searched for once, then followed.
 
     Args:
-        energy: Convex; smooth, or with pieces that are straight, quadratic or members of a `Max`.
+        energy: Convex; straight pieces, or smooth ones that its `members` lists.
         x: A tensor.
         entropy: Positive.
         domain: As it is now; it may be another one later.
@@ -69,19 +68,19 @@ class Optimum:
         self, energy: Any, x: Tensor, entropy: float, domain: Any, fixed: Any, smooth: bool
     ):
         self.energy, self.x, self.entropy = energy, x, entropy
-        self.members = energy.energies if isinstance(energy, icnn.Max) else [energy]
-        self.moving = smooth or isinstance(energy, icnn.Max)
+        members = getattr(energy, "members", None)
+        self.members = [energy] if members is None else members
+        self.moving = smooth or members is not None
         with torch.no_grad():
-            found = icnn.argmin(energy, x, domain, entropy=entropy, fixed=fixed, solver=SEARCH)
-            self.y, free = found.y, torch.ones_like(found.y, dtype=torch.bool)
+            like = x.new_empty(len(x), *energy.y_shape)
+            self.free = torch.ones_like(like, dtype=torch.bool)
             if fixed is not None:
-                free = ~fixed[0]
-                domain = domain.restrict(*fixed)
-            begin = domain.center(self.y)
-            problem = Problem(at(energy, x), domain, entropy, begin, free, energy, x, "cuts")
-            pieces = SEARCH.solve(problem).pieces
-        assert pieces is not None
-        self.free, self.cuts = free, pieces
+                self.free, domain = ~fixed[0], domain.restrict(*fixed)
+            begin = domain.center(like)
+            problem = Problem(at(energy, x), domain, entropy, begin, self.free, energy, x, "cuts")
+            found = SEARCH.solve(problem)
+        assert found.pieces is not None
+        self.y, self.cuts = found.y, found.pieces
         self.active = [self.pieces(row) for row in range(len(self.y))]
 
     def pieces(self, row: int) -> list[tuple[int, Tensor, Tensor]]:
@@ -94,8 +93,10 @@ class Optimum:
             values = [m(self.x[row : row + 1], point[None])[0] for m in self.members]
             member = int(torch.stack(values).argmax())
             z = y[self.free[row]]
-            begin = z if self.moving else point[self.free[row]]
-            slope = expand(self.piece(row, member, y), begin).at(z)[1]
+            f, cut = self.piece(row, member, y), point[self.free[row]]
+            height, slope = expand(f, z if self.moving else cut).at(z)
+            if height < self.energy(self.x[row : row + 1], y[None])[0] - 1e-7:
+                continue  # a cut that was needed by the search, of a piece that is below the answer
             for i, other in enumerate(slopes):
                 if (other - slope).abs().max() < 1e-4 * (1 + slope.abs().max()):
                     found[i] = (found[i][0], found[i][1], found[i][2] + share)

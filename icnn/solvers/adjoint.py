@@ -160,6 +160,9 @@ class Kinks:
         first = slopes.gather(1, self.top[:, :, None].expand(-1, -1, slopes.shape[2]))
         active = (lam > 0).scatter(1, self.top, False)
         self.apart = (slopes - first).masked_fill(~active[:, :, None], 0)
+        self.active = active
+        if lam.shape[1] == 1:
+            return  # one piece has no kink
         matrix = self.bend.gram(self.apart)
 
         # A difference that is rounding is none: the same piece was met twice.
@@ -178,7 +181,7 @@ class Kinks:
     def multipliers(self, v: Tensor) -> Tensor:
         """`w = M^+ A J v`, with that of the first piece minus the sum of the others."""
         if self.active.shape[1] == 1:
-            return torch.zeros_like(self.units)
+            return torch.zeros_like(v[:, :1])
         right = self.units * (self.apart @ self.bend(v)[:, :, None]).squeeze(2)
         right = self.inverse * (self.vectors.mT @ right[:, :, None]).squeeze(2)
         w = self.units * (self.vectors @ right[:, :, None]).squeeze(2)

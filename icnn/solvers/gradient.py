@@ -75,7 +75,7 @@ class ProjectedGradient:
         """Steps, then the best bound that their cuts give."""
         record, cuts = Record(problem, self.tol), Cuts(problem, min(self.max_steps, KEPT))
         live = problem.gradient == "unroll"
-        with torch.set_grad_enabled(live):
+        with torch.no_grad():
             best, last = self.descend(problem, record, cuts)
         if not (self.tol and not bool(record.active.any())):
             lower = cuts.bound(record, best.objective.detach())
@@ -90,23 +90,26 @@ class ProjectedGradient:
 
     def descend(self, problem: Problem, record: Record, cuts: "Cuts") -> "tuple[Best, Tensor]":
         """The loop. Without `tol` it is free of synchronisation: a CUDA graph can hold it."""
-        region = Region(problem)
+        live = problem.gradient == "unroll"
+        first = 0 if self.unrolled is None else max(0, self.max_steps - self.unrolled)
+        with torch.set_grad_enabled(live):
+            region = Region(problem)
+            y = region.inside(problem.start.double())
         rule, best = RULES[self.rule](region, self.momentum), Best(problem)
-        first = None if self.unrolled is None else max(0, self.max_steps - self.unrolled)
-        y, settled = region.inside(problem.start.double()), torch.zeros_like(record.active)
+        settled = torch.zeros_like(record.active)
         for step in range(self.max_steps):
-            if torch.is_grad_enabled() and step == first:
-                y = y.detach() if step else y
-                best.forget()
-                rule.forget()
-                # Who is done goes on, for the gradient only.
-                settled = ~record.active & best.objective.isfinite()
-            if torch.is_grad_enabled() and not y.requires_grad:
-                y = y.clone().requires_grad_()
+            if live and step == first:
+                torch.set_grad_enabled(True)  # until the end
+                y = y if y.requires_grad and not step else y.detach().clone().requires_grad_()
+                if step:
+                    # Who is done goes on, for the gradient only.
+                    settled = ~record.active & best.objective.isfinite()
+                    best.live = torch.zeros_like(best.live)
             point = y.to(problem.start.dtype)
             tangent = problem.tangent(point)
-            if not step and torch.is_grad_enabled() and not problem.live:
-                torch.set_grad_enabled(False)  # nothing to go back to
+            if not step and not problem.live:
+                live = False  # nothing to go back to
+                torch.set_grad_enabled(False)
                 y, point, tangent = y.detach(), point.detach(), tangent.plain
             active, objective = self.note(best, record, cuts, point, tangent, step)
             rate = self.step_size / (1 + step) ** self.decay
@@ -184,10 +187,6 @@ class Best:
         slope = torch.zeros_like(problem.start, dtype=torch.float64).flatten(start_dim=1)
         self.objective, self.tangent = nothing, Tangent(nothing, slope)
         self.live = torch.ones_like(nothing, dtype=torch.bool)  # whether its steps are unrolled
-
-    def forget(self) -> None:
-        """Keep the points without their graph."""
-        self.y, self.live = self.y.detach(), torch.zeros_like(self.live)
 
     def see(self, y: Tensor, tangent: Tangent, active: Tensor) -> None:
         """Keep the point where it is better, and what is not finite wherever it is met."""
@@ -275,10 +274,6 @@ class Rule(Protocol):
         """The point after `y`, at which the objective and its gradient are given."""
         ...
 
-    def forget(self) -> None:
-        """Keep the state without its graph."""
-        ...
-
 
 class HeavyBall:
     """Polyak's: `y' = P(y - rate * gradient + momentum * (y - y_before))`."""
@@ -291,9 +286,6 @@ class HeavyBall:
         before = y if self.before is None else self.before
         self.before = y
         return self.region.inside(y - rate * gradient + self.momentum * (y - before))
-
-    def forget(self) -> None:
-        self.before = None if self.before is None else self.before.detach()
 
 
 class Adam:
@@ -320,9 +312,6 @@ class Adam:
         square = self.square / (1 - SQUARES**self.count)
         # The root of zero has no slope.
         return self.region.inside(y - rate * mean / (square.clamp(min=TINY).sqrt() + 1e-8))
-
-    def forget(self) -> None:
-        self.mean, self.square = self.mean.detach(), self.square.detach()
 
 
 class Search(NamedTuple):
@@ -391,9 +380,6 @@ class Spectral:
             )
         self.search = new
         return new.origin + rows(new.length, y) * new.direction
-
-    def forget(self) -> None:
-        self.search = None if self.search is None else Search(*(t.detach() for t in self.search))
 
 
 RULES: dict[str, type[Rule]] = {"momentum": HeavyBall, "spectral": Spectral, "adam": Adam}
