@@ -1,5 +1,6 @@
 """Gradients where something is special: no entropy, no kinks to see, broken rows, odd energies."""
 
+import copy
 import gc
 import warnings
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import icnn
+from tests.networks import DEVICES
 from tests.test_solvers_domains import Budget
 
 D = torch.float64
@@ -538,3 +540,49 @@ def test_truncated_steps_come_near_the_whole():
     assert errors[3] < 1e-9
     with pytest.raises(ValueError, match="`unrolled`"):
         icnn.ProjectedGradient(unrolled=0)
+
+
+# Devices.
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("simplex", [False, True])
+@pytest.mark.parametrize("kind", ["relu", "softplus", "both", "unroll", "bare", "opaque"])
+def test_every_device_and_float32_give_the_same_gradients(kind: str, simplex: bool, device: str):
+    """Against float64 on the CPU; with bounds, given values and a broken row."""
+    torch.manual_seed(7)
+    net = icnn.PICNN(3, 4, (8,), activation="softplus" if kind == "softplus" else "relu")
+    nn.init.normal_(net.get_parameter("layers.0.wyu.weight"))
+    energy: Any = icnn.Sum(net, icnn.Quadratic(nn.Linear(3, 4))) if kind == "both" else net
+    if kind == "opaque":
+        once = lambda x, y: Once.apply(y - x[:, :1], "").sum(dim=1)  # noqa: E731  # pyright: ignore
+        energy = icnn.Sum(once, icnn.Score(nn.Linear(3, 4)))
+    x, mask = torch.randn(5, 3), torch.tensor([False, True, False, False])
+    x[2] = torch.nan
+    values, low, high = torch.rand(5, 4) / 4, -torch.ones(4), torch.ones(5, 4)
+    solvers: dict[str, Any] = {
+        "unroll": icnn.ProjectedGradient(6, 0.05), "bare": icnn.Bundle(50, 1e-5)
+    }  # fmt: skip
+
+    def gradients(device: str, dtype: torch.dtype) -> list[Tensor]:
+        model = copy.deepcopy(energy).to(device, dtype)
+        given = [t.to(device, dtype).requires_grad_() for t in (x, values, low, high)]
+        domain = icnn.Simplex() if simplex else icnn.Box(*given[2:])
+        with pytest.warns(RuntimeWarning, match="1 of 5"):
+            found = icnn.argmin(
+                model, given[0], domain, fixed=(mask.to(device), given[1]),
+                entropy=0 if kind == "bare" else 0.5,
+                solver=solvers.get(kind, icnn.BundleEntropy(60, 1e-6)),
+            )  # fmt: skip
+        leaves = [*model.parameters(), *given[: 2 if simplex else 4]]
+        loss = found.y.square().sum() + found.value[[0, 1, 3, 4]].sum()
+        slopes = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        return [slope.cpu().double() for slope in slopes]
+
+    exact = gradients("cpu", torch.float64)
+    for found, expected in zip(gradients(device, torch.float32), exact, strict=True):
+        size = max(float(t.abs().max()) for t in exact)
+        torch.testing.assert_close(found, expected, atol=0.01 * size, rtol=0)
+    if device != "cpu":
+        for found, expected in zip(gradients(device, torch.float64), exact, strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
