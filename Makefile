@@ -29,6 +29,8 @@ docs: setup
 bench: setup
 	$(BIN)/python -m benchmarks.energies
 	$(BIN)/python -m benchmarks.initialisation
+	$(BIN)/python -m benchmarks.gradients
+	$(BIN)/python -m benchmarks.learning
 	$(MAKE) tables
 
 # Every table in README and docs, made anew from results/.
