@@ -47,7 +47,7 @@ from icnn import report
 SETTINGS: dict[str, Any] = {
     "features": 20, "labels": 10, "train": 600, "validation": 300, "test": 1000, "noise": 0.1,
     "hidden of the network": [64], "hidden of the FICNN": [64, 64], "c at the start": 1.0,
-    "epochs": 24, "batch": 50, "entropy": 1.0, "seeds": [4, 5, 6, 7], "seed of choices": 100,
+    "epochs": 24, "batch": 50, "entropy": 1.0, "seeds": [4, 5, 6, 7, 8], "seed of choices": 100,
     "learning rates": [3e-3, 1e-2, 3e-2], "scales": [0.3, 1.0, 3.0],
     "unrolled steps": 10, "points": 16,
     "tolerance": 1e-3, "most cuts": 30, "equal time": 2.0,

@@ -128,6 +128,91 @@ def test_an_active_bound_holds_the_answer(solver: Any, way: str):
     torch.testing.assert_close(by_low, tensor([0.0, 0.0, 1.0]).detach(), atol=1e-6, rtol=0)
 
 
+def mixed(weight: float) -> icnn.Sum:
+    """Relu units, and a quadratic that is there or not; answers lie inside, on bounds and kinks."""
+    net = icnn.PICNN(2, 4, (6,), positivity="softplus")
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    return icnn.Sum(net, icnn.Quadratic(nn.Linear(2, 4), weight) if weight else net).double()
+
+
+@pytest.mark.parametrize("simplex", [False, True])
+@pytest.mark.parametrize(
+    ("solver", "way", "weight"),
+    [
+        (icnn.Bundle(400, 1e-9), "auto", 0.0),
+        (icnn.Bundle(400, 1e-9), "auto", 1.0),
+        (icnn.Bundle(400, 1e-6), "auto", 0.0),
+        (icnn.Bundle(400, 1e-6), "auto", 1.0),
+        (icnn.LinearProgram(), "auto", 0.0),
+        (icnn.Bundle(master="lp"), "cuts", 0.0),
+    ],
+)
+def test_kinks_curvature_and_bounds_without_entropy(
+    solver: Any, way: str, weight: float, simplex: bool
+):
+    """Against differences of answers that a bundle found to 1e-12."""
+    torch.manual_seed(2)
+    energy = mixed(weight)
+    x = torch.randn(6, 2, dtype=D, requires_grad=True)
+    domain = icnn.Simplex() if simplex else icnn.Box(-0.5, 0.5)
+    v, ray = torch.randn(6, 4, dtype=D), torch.randn(6, 2, dtype=D)
+
+    def answer(x: Tensor, solver: Any, way: str) -> icnn.Solution:
+        return icnn.argmin(energy, x, domain, entropy=0, solver=solver, gradient=way)
+
+    solution = answer(x, solver, way)
+    slopes = [
+        torch.autograd.grad(out.sum(), x, retain_graph=True)[0]
+        for out in (v * solution.y, solution.value)
+    ]
+    found = [(slope * ray).sum(dim=1) for slope in slopes]
+    tight, step = icnn.Bundle(600, 1e-13), 1e-4
+    with torch.no_grad():
+        ends = [answer(x + s * step * ray, tight, "auto") for s in (1, -1)]
+    differences = [(v * (ends[0].y - ends[1].y)).sum(dim=1), ends[0].value - ends[1].value]
+    for slope, difference in zip(found, differences, strict=True):
+        close = (slope - difference / (2 * step)).abs() < 0.02 * (1 + slope.abs())
+        # A kink may lie within the step of one of the rows.
+        assert close.sum() >= 5, (slope, difference / (2 * step))
+
+
+def test_a_flat_minimum_does_not_move():
+    """Where the energy has no slope at all."""
+    x = tensor([0.3, 0.2])
+    flat = lambda x, y: (y - x).relu().sum(dim=1) + (x - 0.1 - y).relu().sum(dim=1)  # noqa: E731
+    y = icnn.argmin(
+        flat, x, icnn.Box(-1, 1), entropy=0, solver=icnn.Bundle(), start=x.detach() - 0.05
+    ).y
+    assert torch.equal(gradient(y, x), torch.zeros(1, 2, dtype=D))
+
+
+def test_a_narrow_box_is_as_good_as_a_wide_one():
+    for width in (1e-4, 1.0, 1e4):
+        x = (width * tensor([0.3, 2.0])).detach().requires_grad_()
+        box = icnn.Box(torch.zeros(2, dtype=D), torch.full((2,), width, dtype=D))
+        scaled = lambda x, y, w=width: bowl(x / w, y / w)  # noqa: E731
+        y = icnn.argmin(scaled, x, box, entropy=0, solver=icnn.Bundle()).y
+        torch.testing.assert_close(gradient(y, x), tensor([1.0, 0.0]).detach(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.3])
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_what_else_is_in_the_batch_does_not_matter(weight: float, entropy: float):
+    energy = mixed(weight)
+    x = torch.randn(8, 2, dtype=D, requires_grad=True)
+    solver: Any = icnn.BundleEntropy(100, 1e-9) if entropy else icnn.Bundle(300, 1e-8)
+
+    def slope(rows: Tensor) -> Tensor:
+        y = icnn.argmin(energy, rows, icnn.Box(-1, 1), entropy=entropy, solver=solver).y
+        return gradient(y.square(), rows)
+
+    together = slope(x)
+    for row in range(8):
+        alone = x[row : row + 1].detach().requires_grad_()
+        torch.testing.assert_close(slope(alone)[0], together[row], atol=1e-5, rtol=1e-5)
+
+
 def test_a_corner_of_planes_moves_with_its_planes():
     """Two planes and a bound meet in the answer: it is the solution of a linear system."""
     slopes = torch.tensor([[1.0, 2.0], [-1.0, 1.0], [0.5, -3.0]], dtype=D)
@@ -169,12 +254,22 @@ def copied(x: Tensor, y: Tensor) -> Tensor:
     return z.sum(dim=1) - 5 * y.sum(dim=1)
 
 
+def branches(x: Tensor, y: Tensor) -> Tensor:
+    """Kinks that leave no trace in a graph."""
+    rise = torch.zeros_like(y[:, 0])
+    for i in range(y.shape[1]):
+        side = (y[:, i] > x[:, i]).nonzero().squeeze(1)
+        rise = rise.index_add(0, side, 6 * (y[side, i] - x[side, i]))
+    return rise - 3 * y.sum(dim=1)
+
+
 ENERGIES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "absolute": absolute,
     "bowl": lambda x, y: 3 * bowl(x, y),
     "smooth l1": lambda x, y: 3 * F.smooth_l1_loss(y, x, reduction="none").sum(dim=1),
     "huber": lambda x, y: 3 * F.huber_loss(y, x, reduction="none").sum(dim=1),
     "in place": copied,
+    "branches": branches,
     "norm": lambda x, y: 3 * (y - x).norm(dim=1),
     "sorted": lambda x, y: ((y - x).sort(dim=1).values * torch.arange(-1, 2)).sum(dim=1),
     "where": lambda x, y: torch.where(y > x, 2 * (y - x), 3 * (x - y)).sum(dim=1),
@@ -257,7 +352,7 @@ def test_a_gradient_that_was_not_found_is_reported(monkeypatch: pytest.MonkeyPat
         return (weight * (y - x).square()).sum(dim=1)
 
     y = icnn.argmin(energy, x, icnn.Box(), start=half(1, n), solver=icnn.BundleEntropy(5)).y
-    with pytest.warns(RuntimeWarning, match="1 of 1 examples is rough"):
+    with pytest.warns(RuntimeWarning, match="1 of 1 examples is rough: 2 conjugate gradients"):
         y.sum().backward()
 
 
@@ -434,9 +529,31 @@ def test_no_gradients_where_none_are_asked_for():
     with torch.no_grad():
         assert not icnn.argmin(energy, x, icnn.Box()).y.requires_grad
     energy.requires_grad_(False)
-    found = icnn.argmin(energy, x, icnn.Box())
-    assert not found.y.requires_grad
-    assert not found.value.requires_grad
+    for solver in (icnn.BundleEntropy(), icnn.ProjectedGradient()):
+        found = icnn.argmin(energy, x, icnn.Box(), solver=solver)
+        assert not found.y.requires_grad
+        assert not found.value.requires_grad
+
+
+class OnceDropping(Dropping):
+    """The same, of what PyTorch cannot look into."""
+
+    def at(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        center = self.net(x)
+        return lambda y: 3 * Once.apply(y - center, "").sum(dim=1)  # pyright: ignore
+
+
+def test_differences_see_the_same_dropout_masks():
+    plain, opaque = Dropping(), OnceDropping()
+    opaque.load_state_dict(plain.state_dict())
+    x = torch.randn(4, 3, dtype=D, requires_grad=True)
+    slopes = []
+    for energy in (plain, opaque):
+        torch.manual_seed(3)
+        y = icnn.argmin(energy, x, icnn.Box(), gradient="implicit").y
+        torch.rand(1)
+        slopes.append(gradient(y, x))
+    torch.testing.assert_close(*slopes, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("solver", [icnn.BundleEntropy(5), icnn.ProjectedGradient(5)])
@@ -462,28 +579,13 @@ def test_nothing_is_left_behind(solver: Any):
 
 def test_ways_that_do_not_go_with_a_solver_are_refused():
     energy, x = icnn.PICNN(3, 2), torch.randn(4, 3)
-    for solver, way in (
-        (icnn.BundleEntropy(), "unroll"),
-        (icnn.ProjectedGradient(), "cuts"),
-        (icnn.ProjectedGradient(), "implicit"),  # relu has kinks
-        (icnn.BundleEntropy(), "backprop"),
-    ):
+    for way in ("unroll", "backprop"):
         with pytest.raises(ValueError, match="`gradient` must be"):
-            icnn.argmin(energy, x, icnn.Box(), solver=solver, gradient=way)
+            icnn.argmin(energy, x, icnn.Box(), gradient=way)
     once = ENERGIES["no second derivative, smooth"]
     options = {"start": half(1, 2), "solver": icnn.ProjectedGradient()}
     with pytest.raises(ValueError, match="`gradient` must be"):
         icnn.argmin(once, tensor([0.3, 0.8]), icnn.Box(), **options)
-
-
-def test_an_answer_without_a_gradient_says_so():
-    energy = icnn.PICNN(3, 2)
-    found = icnn.argmin(
-        energy, torch.randn(4, 3), icnn.Box(), entropy=0, solver=icnn.LinearProgram()
-    )
-    found.value.sum().backward()
-    with pytest.raises(RuntimeError, match="no gradient after this solver"):
-        found.y.sum().backward()
 
 
 # Unrolled.

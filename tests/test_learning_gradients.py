@@ -189,11 +189,18 @@ def score(*shape: int) -> icnn.Score:
     return energy
 
 
-def image() -> icnn.Scale:
-    network = icnn.ConvPICNN(
-        (X,), (1, 4, 4), convs=((3, 3, 1), (3, 2, 1)), hidden=(6,), positivity="softplus"
-    )
-    return icnn.Scale(network, 4.0)
+class Image(nn.Module):
+    """Convolutions over an image `y`, and one that is made of `x`."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(X, 16)
+        shape, convs = (1, 4, 4), ((3, 3, 1), (3, 2, 1))
+        self.net = icnn.ConvPICNN(shape, shape, convs=convs, hidden=(6,), positivity="softplus")
+        self.y_shape = shape
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return 4 * self.net(self.inner(x).unflatten(1, (1, 4, 4)), y)
 
 
 CASES = [
@@ -210,6 +217,7 @@ CASES = [
     Case("leaky relu network", lambda: Valley("leaky_relu"), "bounds", meet=2),
     Case("relu with projected weights", lambda: Valley(positivity="project"), meet=2),
     Case("jointly convex", lambda: icnn.FICNN(5, (8, 8), dim_x=X, positivity="exp"), "bounds"),
+    Case("image", Image, shape=(1, 4, 4)),
     Case("planes of a user", lambda: Planes(lambda z: z.amax(dim=1)), "bounds", 0.2, meet=5),
     Case("planes, simplex", lambda: Planes(lambda z: z.amax(dim=1)), "simplex", 0.1, meet=2),
     Case("absolute values", Kinks, meet=6),

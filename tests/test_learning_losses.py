@@ -113,6 +113,20 @@ def test_it_learns_with_projection_and_weight_decay():
     assert report.proved
 
 
+def test_a_broken_row_and_a_search_that_did_not_converge():
+    energy, x = icnn.PICNN(3, 4), torch.randn(4, 3)
+    x[1] = torch.nan
+    with pytest.warns(RuntimeWarning, match="1 of 4"):
+        loss, rival = max_margin(
+            energy, x, labels(False).float(), icnn.Box(), reduction="none", return_rival=True,
+            solver=icnn.Bundle(1, 1e-9),
+        )  # fmt: skip
+    assert loss[1] == 0
+    assert "0 of 4 converged" in rival.report()
+    loss.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in energy.parameters())
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -121,6 +135,7 @@ def test_it_learns_with_projection_and_weight_decay():
         ({"y_true": torch.tensor([[0.0, torch.nan]])}, r"`y_true` must lie in"),
         ({"y_true": torch.tensor([[0, 1]])}, r"`y_true`"),
         ({"y_true": [[0.0, 1.0]]}, r"`y_true`"),
+        ({"y_true": torch.tensor([[0.0, 1.0, 1.0]])}, r"`y_true` must have shape"),
         ({"domain": None}, r"`domain` must be a Box or a Simplex"),
         ({"domain": icnn.Simplex(), "y_true": torch.tensor([[1.0, 1.0]])}, r"`y_true` must lie in"),
         ({"margin": "l2"}, r"`margin`"),

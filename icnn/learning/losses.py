@@ -7,11 +7,12 @@ from torch import Tensor
 
 from icnn.checks import check_callable, check_choice, check_number, check_shape, check_tensor
 from icnn.energies.compose import AnyEnergy
-from icnn.energies.energy import at
+from icnn.energies.energy import Energy, EnergyAt, at
 from icnn.solvers.argmin import Solver, argmin
 from icnn.solvers.bundle import Bundle
 from icnn.solvers.bundle_entropy import BundleEntropy
 from icnn.solvers.domains import Box, Simplex, total
+from icnn.solvers.solution import Status
 
 CORNER = 1e-5  # how far from a corner of its domain a target may be, for rounding
 
@@ -27,7 +28,8 @@ def max_margin(
     entropy: float = 0.0,
     solver: Solver | None = None,
     reduction: str = "mean",
-) -> Tensor:
+    return_rival: bool = False,
+) -> Any:
     """The structured hinge loss: the target shall be better than any other answer, by a margin.
 
     For each example, with `f` the energy minus `entropy * H`,
@@ -52,6 +54,9 @@ def max_margin(
         entropy: The weight of `H`; the one with which the energy predicts.
         solver: `icnn.Bundle()` by default, `icnn.BundleEntropy()` with an entropy.
         reduction: "mean", "sum" or "none", as in PyTorch.
+        return_rival: Whether to give back `(loss, rival)`, with the `Solution` of the search: its
+            `report()` says how many examples converged. The loss of one that did not is too small,
+            by its gap at most.
 
     Examples:
         >>> energy = icnn.PICNN(dim_x=3, dim_y=2)
@@ -68,19 +73,38 @@ def max_margin(
     if solver is None:
         solver = BundleEntropy() if entropy else Bundle()
 
-    f = at(energy, x)  # once: dropout masks are the same for the target and its rivals
+    if (shape := getattr(energy, "y_shape", None)) is not None:
+        check_shape("y_true", y_true, (None, *shape))
+
     weight = target if margin == "one-hot" else 2 * target - 1
-    high = total(target)
-
-    def augmented(_: None, y: Tensor) -> Tensor:
-        u = domain.unit(y).to(y.dtype) if isinstance(domain, Box) else y
-        return f(y) - scale * (high - total(weight * u))
-
+    rivals = Rivals(energy, domain, scale * weight, scale * total(target))
     start = domain.center(y_true)
-    rival = argmin(augmented, None, domain, entropy=entropy, solver=solver, start=start)
-    # H is zero in a corner.
-    loss = (f(y_true) - rival.value.to(y_true.dtype)).clamp(min=0)
-    return loss if reduction == "none" else getattr(loss, reduction)()
+    rival = argmin(rivals, x, domain, entropy=entropy, solver=solver, start=start)
+    # H is zero in a corner. A broken example has no rival, and no gradient.
+    loss = (rivals.f(y_true) - rival.value.to(y_true.dtype)).clamp(min=0)
+    loss = torch.where(rival.status == Status.NONFINITE, 0.0, loss)
+    loss = loss if reduction == "none" else getattr(loss, reduction)()
+    return (loss, rival) if return_rival else loss
+
+
+class Rivals(Energy):
+    """The energy less the margin; it keeps what it was at `x`, for the target to be judged by."""
+
+    def __init__(self, energy: AnyEnergy, domain: Box | Simplex, weight: Tensor, most: Tensor):
+        super().__init__()
+        self.parts = (energy,)  # a tuple: not a part of this module, but somebody else's
+        self.domain, self.weight, self.most = domain, weight, most
+        self.training = getattr(energy, "training", False)
+        self.smooth = getattr(energy, "smooth", None)
+
+    def at(self, x: Any) -> EnergyAt:
+        self.f = f = at(self.parts[0], x)
+
+        def augmented(y: Tensor) -> Tensor:
+            u = self.domain.unit(y).to(y.dtype) if isinstance(self.domain, Box) else y
+            return f(y) - (self.most - total(self.weight * u))
+
+        return augmented
 
 
 def corners(y_true: Tensor, domain: Any) -> Tensor:

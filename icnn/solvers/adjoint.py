@@ -36,6 +36,8 @@ from icnn.solvers.domains import Domain
 
 DENSE = 16  # coordinates up to which the Hessian is made as a matrix
 ITERATIONS = 1000  # of conjugate gradients at most
+BARE = 1e-5  # the residual to reach without entropy
+NOISE = 1e-11  # what rounding leaves of a product in float64, with room
 ENOUGH = 1e-3  # the residual above which they have failed
 TINY = torch.finfo(torch.float64).tiny
 
@@ -113,9 +115,11 @@ class System:
         columns = [unit.expand_as(v) for unit in units]
         bent = torch.stack([hessian(unit) for unit in columns], dim=2)
         metric = torch.stack([kinks.metric(unit) for unit in columns], dim=2)
-        found, _ = torch.linalg.solve_ex(units + metric @ bent, kinks.metric(v)[:, :, None])
+        found, failed = torch.linalg.solve_ex(units + metric @ bent, kinks.metric(v)[:, :, None])
         # An energy that is not convex can make the system singular.
-        return found.squeeze(2).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        sound = (failed == 0) & found.isfinite().all(dim=(1, 2))
+        report_rough(~sound, "its equations are singular: is the energy convex?")
+        return torch.where(sound[:, None], found.squeeze(2), 0.0)
 
     def descend(self, kinks: "Kinks", hessian: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
         """Conjugate gradients for `(J^-1 + H) q = v` with `A q = 0`, preconditioned by `P`.
@@ -127,11 +131,17 @@ class System:
         z = kinks.metric(r)
         d, image = z, r
         size = first = (r * z).sum(dim=1)
-        for _ in range(min(ITERATIONS, 10 * v.shape[1] + 50)):
+        small, noise = 4 * self.eps, torch.zeros_like(first)
+        if not self.entropic:
+            # All that keeps an answer at its bound is that J is tiny there; and where kinks leave
+            # no way to move, what is left of J v is rounding.
+            small, noise = max(small, BARE), NOISE * (v * kinks.bend(v)).sum(dim=1)
+        most = min(ITERATIONS, 10 * v.shape[1] + 50)
+        for _ in range(most):
             bent = hessian(d) + (image if self.entropic else 0.0)
             along = (d * bent).sum(dim=1)
             # Each example on its own; one without curvature along d is left where it is.
-            active = (size > (4 * self.eps) ** 2 * first) & (along > TINY)
+            active = (size > small**2 * first) & (size > noise) & (along > TINY)
             if not bool(active.any()):
                 break
             step = torch.where(active, size / along.clamp(min=TINY), 0.0)[:, None]
@@ -140,15 +150,20 @@ class System:
             before, size = size, torch.where(active, (r * z).sum(dim=1), size)
             turn = torch.where(active, size / before.clamp(min=TINY), 0.0)[:, None]
             d, image = z + turn * d, r + turn * image
-        late = int((size > ENOUGH**2 * first).sum())
-        if late:
-            warnings.warn(
-                f"the gradient of {late} of {len(v)} examples is rough: conjugate gradients have "
-                "not converged; the energy is far steeper in some directions than in others",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        advice = f"{most} conjugate gradients were not enough: more entropy makes it easier"
+        report_rough((size > ENOUGH**2 * first) & (size > noise), advice)
         return q
+
+
+def report_rough(rough: Tensor, why: str) -> None:
+    """Warn of gradients that were not found."""
+    count = int(rough.sum())
+    if count:
+        warnings.warn(
+            f"the gradient of {count} of {len(rough)} examples is rough: {why}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 class Kinks:
@@ -175,7 +190,8 @@ class Kinks:
         scaled = matrix * self.units[:, :, None] * self.units[:, None, :]
         # Pieces that depend on each other: directions below what rounding makes of the slopes.
         values, self.vectors = torch.linalg.eigh(scaled)
-        least = (noise * self.units**2).amax(dim=1, keepdim=True).clamp(min=1e-13 * lam.shape[1])
+        least = ((noise * self.units**2)[:, None, :] @ self.vectors**2).squeeze(1)
+        least = least.clamp(min=1e-13 * lam.shape[1])
         self.inverse = torch.where(values > least, 1 / values.clamp(min=TINY), 0.0)
 
     def multipliers(self, v: Tensor) -> Tensor:

@@ -127,11 +127,6 @@ def check_gradient(gradient: Any, solver: Solver) -> str:
             f'`gradient` must be "auto", "cuts" or "implicit" with {solver!r}, got "unroll", which '
             "goes through the steps of icnn.ProjectedGradient"
         )
-    if gradient == "cuts" and steps:
-        raise ValueError(
-            f'`gradient` must be "auto", "unroll" or "implicit" with {solver!r}, got "cuts", which '
-            "needs those of icnn.BundleEntropy or icnn.Bundle"
-        )
     return "unroll" if steps and gradient == "auto" else gradient
 
 

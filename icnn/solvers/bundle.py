@@ -74,7 +74,8 @@ class Bundle:
             if not bool(record.active.any()):
                 return
             cuts.add(y, tangent, record.active & tangent.finite)
-            found = cuts.minimise(center.weight, center.weight[:, None] * center.steepness)
+            tilt = center.weight[:, None] * center.steepness
+            found = cuts.minimise(center.weight, record.active, tilt)
             # Weak duality: the same mixture of cuts bounds the bare energy.
             slope = (found.lam[:, None, :] @ cuts.slopes).squeeze(1)
             offset = (found.lam * cuts.offsets).sum(dim=1)

@@ -57,7 +57,7 @@ class BundleEntropy:
             if not bool(record.active.any()):
                 return
             cuts.add(y, tangent, record.active & tangent.finite)
-            found = cuts.minimise(entropy)
+            found = cuts.minimise(entropy, record.active)
             # D(lam) is a bound for any lam: the best one holds.
             lower = torch.maximum(lower, found.value)
             y = found.y.to(problem.start.dtype)
@@ -119,15 +119,19 @@ class Cuts:
         """The cuts that share in the minimiser found last."""
         if not self.problem.gradient:
             return None
-        return Pieces(self.points, self.lam, (self.lam[:, None, :] @ self.slopes).squeeze(1))
+        slope = (self.lam[:, None, :] @ self.slopes).squeeze(1)
+        return Pieces(self.points, self.lam, slope, self.slopes)
 
     def model(self, y: Tensor) -> Tensor:
         """The largest cut at `y`, in float64."""
         cuts = self.offsets + (self.slopes @ y.flatten(start_dim=1)[:, :, None]).squeeze(2)
         return cuts.masked_fill(~self.alive, -torch.inf).amax(dim=1)
 
-    def minimise(self, entropy: Tensor, tilt: Tensor | None = None) -> Dual:
-        """The minimiser of the model; shares start from those of the step before."""
+    def minimise(self, entropy: Tensor, active: Tensor, tilt: Tensor | None = None) -> Dual:
+        """The minimiser of the model; shares start from those of the step before.
+
+        Those of an example that is done stay as they were when its answer was found.
+        """
         # All cuts from the last point, and the highest of them there at zero.
         offsets = self.offsets + (self.slopes @ self.near[:, :, None]).squeeze(2)
         level = offsets.masked_fill(~self.alive, -torch.inf).amax(dim=1)
@@ -136,6 +140,6 @@ class Cuts:
         model = Model(domain, self.slopes, offsets, self.alive, entropy, shape, tilt, self.near)
         found = solve(model, self.lam)
         found = found._replace(value=found.value + level)
-        self.lam = found.lam
+        self.lam = torch.where(active[:, None], found.lam, self.lam)
         self.idle = torch.where(self.lam > 0, 0.0, self.idle + 1)
         return found

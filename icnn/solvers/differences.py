@@ -7,17 +7,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from icnn.energies.energy import at
 from icnn.solvers.graph import leaves
 from icnn.solvers.problem import Pieces, Problem
-from icnn.solvers.tangents import Hold, Part
+from icnn.solvers.tangents import Part
 
 TINY = torch.finfo(torch.float64).tiny
 
 
-def opaque(
-    problem: Problem, here: Tensor, hold: Hold, pieces: Pieces, y: Tensor, curved: bool
-) -> Part:
+def opaque(problem: Problem, here: Tensor, pieces: Pieces, y: Tensor, curved: bool) -> Part:
     """The pieces of an energy without second derivatives: differences stand in for them."""
     inputs = list(leaves(problem.energy(y.clone().requires_grad_()), tensors(problem.x)))
     points = pieces.points
@@ -64,7 +61,7 @@ class Differences(torch.autograd.Function):
         here = ctx.here.detach().requires_grad_()
         inputs = [here, *(known.get(id(t), t) for t in ctx.inputs)]
         with torch.enable_grad():
-            energy, total = at(problem.source, x), 0 * here.sum()
+            energy, total = problem.again(x), 0 * here.sum()
             for j, point in enumerate(ctx.points.unbind(dim=1)):
                 way = ways[:, j]
                 step = length(point.flatten(start_dim=1), way)

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from icnn.energies.energy import at
 from icnn.solvers.adjoint import Answer, Bend, System
+from icnn.solvers.bundle import Bundle
+from icnn.solvers.bundle_entropy import BundleEntropy
 from icnn.solvers.differences import opaque, seems_smooth, tensors
-from icnn.solvers.domains import Domain, steepness
+from icnn.solvers.domains import Box, Domain, steepness
 from icnn.solvers.graph import Traits, Watched, leaves, traits
 from icnn.solvers.problem import Pieces, Problem, Record, rows
 from icnn.solvers.solution import Status
-from icnn.solvers.tangents import attached, counting, merged
+from icnn.solvers.tangents import alone, attached, counting, merged
 
 PRESS, STILL = 1e8, 1e-3  # how far a slope is pressed against bounds, and the motion allowed
-TINY = torch.finfo(torch.float64).tiny
+LEAST = 1e-100  # a slope that is none
 
 
 class Learned(NamedTuple):
@@ -44,60 +45,47 @@ def differentiate(problem: Problem, record: Record, solve: Callable[[Problem], R
     here = domain.minimise(slope.reshape(y.shape), entropy) if entropy else moved
     if not (problem.live or here.requires_grad):
         return Learned(y, level)
-    spot = y
-    if bool(bad.any()):
-        warnings.warn(
-            f"{int(bad.sum())} of {len(bad)} examples are not finite: they get no gradient",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        if not bool(bad.all()):
-            problem, spot = without(problem, y, bad)
-    if bool(bad.all()):  # also where there are no examples
+    broken = int(bad.sum())
+    if broken:
+        told = f"{broken} of {len(bad)} examples are not finite: they get no gradient"
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
+    if broken == len(bad):  # also where there are no examples
         inputs = [*leaves(problem.energy(y), tensors(problem.x)), *leaves(here)]
         return Learned(*Severed.apply(y, level, *inputs))  # pyright: ignore
+    spot = y
+    if broken:
+        problem, spot = without(problem, y, bad)
+
+    if problem.gradient == "unroll":
+        with torch.no_grad():
+            last = solve(problem).y if broken else record.y
+        value = problem.energy(last).double() - problem.bend(last)
+        read(problem, record, spot)
+        return Learned(torch.where(rows(bad, y), y, last), tied(level, value, bad))
 
     def hold(point: Tensor) -> Tensor:
         held = problem.free is not None and here.requires_grad
         return torch.where(problem.free, point, here.to(y.dtype)) if held else point  # pyright: ignore
 
-    leaf = spot.clone().requires_grad_()
-    found = read(problem, problem.energy(hold(leaf)), leaf)
-    if problem.gradient == "unroll":
-        if found.opaque:
-            raise ValueError(
-                '`gradient` must be "cuts" or "implicit" for an energy without second derivatives, '
-                'got "unroll": solve it with icnn.BundleEntropy'
-            )
-        with torch.no_grad():
-            unrolled = solve(problem).y if bool(bad.any()) else record.y
-        value = problem.energy(moved.to(y.dtype)).double() - problem.bend(moved)
-        value = level + torch.where(bad, 0.0, value - value.detach())
-        return Learned(torch.where(rows(bad, y), y, unrolled), value)
-
+    found = read(problem, record, spot)
     straight = problem.gradient == "cuts" or (
         problem.gradient == "auto" and found.kinked and not found.curved
     )
     kinked = straight or found.kinked
-    known = record.pieces is not None or not kinked
-    if not known and problem.gradient != "auto":
-        raise ValueError(
-            f'`gradient` must be "auto" for an energy with kinks and this solver, got '
-            f"{problem.gradient!r}, which needs the cuts of icnn.BundleEntropy or icnn.Bundle"
-        )
-    pieces = Pieces(spot[:, None], torch.ones_like(slope[:, :1]), slope)
-    if kinked and record.pieces is not None:
+    pieces = alone(spot, slope)
+    if kinked:
+        cuts = record.pieces or searched(problem, spot)
         given = torch.zeros_like(bad) if problem.free is None else ~problem.free.flatten(1).any(1)
-        pieces = counting(record.pieces, spot, bad | given)
-    part = (opaque if found.opaque else attached)(problem, here, hold, pieces, spot, not straight)
+        pieces = counting(cuts, spot, bad | given)
+    if found.opaque:
+        part = opaque(problem, here, pieces, spot, not straight)
+    else:
+        part = attached(problem, hold, pieces, spot, not straight)
 
     # The envelope theorem: the mixture of pieces moves the value, and the answer with its domain.
     steady = part.mean.detach().double()
     value = (part.lam * part.heights.double()).sum(dim=1) - problem.bend(moved)
     value = value + (steady * moved.flatten(start_dim=1)).sum(dim=1)
-    value = level + torch.where(bad, 0.0, value - value.detach())
-    if not known:
-        return Learned(Refused.apply(y, part.heights), value)  # pyright: ignore
 
     slope = slope if entropy else pressed(domain, y, slope, steady)
     bend = Bend(domain, slope, entropy or 1.0, y.shape)
@@ -106,21 +94,39 @@ def differentiate(problem: Problem, record: Record, solve: Callable[[Problem], R
     eps = torch.finfo(y.dtype).eps
     system = System(bend, part.slopes, part.lam, part.hessian, entropy > 0, eps)
     parts = (here.flatten(start_dim=1), part.heights, part.mean)
-    return Learned(Answer.apply(y, system, ~bad, *parts), value)  # pyright: ignore
+    return Learned(Answer.apply(y, system, ~bad, *parts), tied(level, value, bad))  # pyright: ignore
+
+
+def tied(level: Tensor, value: Tensor, bad: Tensor) -> Tensor:
+    """The numbers of the one with the graph of the other."""
+    return level + torch.where(bad, 0.0, value - value.detach())
+
+
+def searched(problem: Problem, y: Tensor) -> Pieces:
+    """Cuts around an answer of a solver that keeps none: a bundle that starts there finds them."""
+    bundle = BundleEntropy(tol=1e-6) if problem.entropy else Bundle()
+    with torch.no_grad():
+        found = bundle.solve(replace(problem, start=y)).pieces
+    assert found is not None
+    return found
 
 
 def pressed(domain: Domain, y: Tensor, slope: Tensor, energy: Tensor) -> Tensor:
     """Without entropy, a slope of `H` that lies as far out as the energy presses the answer.
 
     There `J` leaves out the directions in which the answer sits on a bound. The energy's own slope
-    is added as many times as that does not move the answer.
+    is added as many times as that does not move the answer; in a box, in each coordinate.
     """
-    times = PRESS / energy.abs().amax(dim=1, keepdim=True).clamp(min=TINY)
-    most = STILL * (1 + y.abs().flatten(start_dim=1).amax(dim=1, keepdim=True))
+    one = torch.ones_like(y, dtype=torch.float64)
+    ends = domain.minimise(one, 0.0), domain.minimise(-one, 0.0)
+    width = torch.sub(*ends).abs().flatten(start_dim=1)
+    width = torch.where(width > 0, width, 1.0)
+    times = (PRESS / energy.abs().amax(dim=1, keepdim=True).clamp(min=LEAST)).expand_as(energy)
     for _ in range(12):
         moved = domain.minimise((slope + times * energy).reshape(y.shape), 1.0)
-        far = (moved - y).abs().flatten(start_dim=1).amax(dim=1, keepdim=True)
-        times = torch.where(far <= most, times, times / 10)
+        still = (moved - y).abs().flatten(start_dim=1) <= STILL * width
+        still = still if isinstance(domain, Box) else still.all(dim=1, keepdim=True)
+        times = torch.where(still, times, times / 10)
     return slope + times * energy
 
 
@@ -131,18 +137,32 @@ def mixture(problem: Problem, record: Record) -> Tensor:
     return (problem.entropy or 1.0) * steepness(problem.domain, record.y.detach().double())
 
 
-def read(problem: Problem, value: Tensor, y: Tensor) -> Traits:
+def read(problem: Problem, record: Record, y: Tensor) -> Traits:
     """Whether an energy is kinked, curved, opaque: as it declares, else as its graph tells."""
+    y = y.clone().requires_grad_()
+    value, smooth = problem.energy(y), getattr(problem.source, "smooth", None)
     if not value.requires_grad:
         return Traits(False, False, False)
-    found, smooth = traits(value, y), getattr(problem.source, "smooth", None)
+    found = traits(value, y)
+    if found.opaque and problem.gradient == "unroll":
+        raise ValueError(
+            '`gradient` must be "cuts" or "implicit" for an energy without second derivatives, '
+            'got "unroll": solve it with icnn.BundleEntropy'
+        )
     if smooth is None and found.opaque:
         # What cannot be looked into is tried out, unless the user knows.
         tried = problem.gradient == "auto" and seems_smooth(problem, y.detach())
         smooth = tried or problem.gradient == "implicit"
-    if smooth is None:
-        return found
-    return found._replace(kinked=not smooth, curved=smooth or (found.curved and not found.opaque))
+    if smooth is not None:
+        curved = smooth or (found.curved and not found.opaque)
+        return found._replace(kinked=not smooth, curved=curved)
+    if not (found.kinked or found.curved) and record.pieces is not None:
+        # Python's own branches leave no trace, but two tangents of a plane are the same.
+        slopes, lam = record.pieces.slopes, record.pieces.lam[:, :, None]
+        apart = torch.where(lam > 0, slopes - record.pieces.slope[:, None], 0.0).abs()
+        noise = 64 * torch.finfo(y.dtype).eps * torch.where(lam > 0, slopes, 0.0).abs()
+        found = found._replace(kinked=bool((apart > noise).any()))
+    return found
 
 
 class Severed(torch.autograd.Function):
@@ -158,21 +178,6 @@ class Severed(torch.autograd.Function):
         return (None,) * (2 + ctx.count)
 
 
-class Refused(torch.autograd.Function):
-    """An answer whose gradient is not known."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, inputs: Tensor) -> Tensor:
-        return y.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise RuntimeError(
-            "solution.y has no gradient after this solver, which keeps no cuts of an energy with "
-            "kinks: use icnn.BundleEntropy, or icnn.Bundle() without entropy"
-        )
-
-
 def without(problem: Problem, y: Tensor, bad: Tensor) -> tuple[Problem, Tensor]:
     """The problem with the `x` of a good example in the place of bad ones, and its answer too.
 
@@ -186,11 +191,4 @@ def without(problem: Problem, y: Tensor, bad: Tensor) -> tuple[Problem, Tensor]:
         return leaf[index] if batched else leaf
 
     x = pytree.tree_map(chosen, problem.x)
-    # Dropout masks are those of the search.
-    with torch.random.fork_rng([y.device] if y.is_cuda else []):
-        if problem.noise is not None:
-            torch.random.set_rng_state(problem.noise[0])
-            if y.is_cuda:
-                torch.cuda.set_rng_state(problem.noise[1], y.device)
-        energy = Watched(at(problem.source, x))
-    return replace(problem, energy=energy, x=x), y[index]
+    return replace(problem, energy=Watched(problem.again(x)), x=x), y[index]

@@ -28,7 +28,7 @@ ONCE = re.compile(".*(cdist|rnn|flashattention|efficientattention|ctcloss).*")
 STRAIGHT = re.compile(
     "add|sub|rsub|neg|sum|mean|cumsum|trace|clone|copy|tocopy|alias|view|unsafeview|reshape|expand|"
     "squeeze|unsqueeze|permute|transpose|t|flatten|slice|select|narrow|split|splitwithsizes|unbind|"
-    "cat|stack|unfold|index|indexselect|gather|flip|roll|repeat|constantpadnd|asstrided|diagonal|"
+    "cat|stack|unfold|index|indexselect|indexadd|indexput|scatter|scatteradd|gather|flip|roll|repeat|constantpadnd|asstrided|diagonal|"
     "tril|triu|maskedfill|avgpool[123]d|upsamplenearest.*"
 )
 """Operations that are linear in all their arguments together."""
@@ -54,7 +54,8 @@ class Watched:
     def __call__(self, y: Tensor) -> Tensor:
         value = self.energy(y)
         if self.live is None and torch.is_grad_enabled() and value.requires_grad:
-            self.live = any(leaf is not y for leaf in leaves(value))
+            own = {id(leaf) for leaf in leaves(y)} | {id(y)}
+            self.live = any(id(leaf) not in own for leaf in leaves(value))
         return value
 
 

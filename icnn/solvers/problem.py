@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from icnn.energies.energy import EnergyAt
+from icnn.energies.energy import EnergyAt, at
 from icnn.solvers.domains import Domain
 from icnn.solvers.solution import Status
 
@@ -36,6 +36,7 @@ class Pieces(NamedTuple):
     points: Tensor  # (B, k, n)
     lam: Tensor  # (B, k)
     slope: Tensor  # (B, n): the answer minimises slope . y - entropy * H(y)
+    slopes: Tensor  # (B, k, n)
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,16 @@ class Problem:
     def live(self) -> bool:
         """Whether there is anything to carry gradients to, as far as is known."""
         return getattr(self.energy, "live", None) is not False or self.start.requires_grad
+
+    def again(self, x: Any) -> EnergyAt:
+        """The energy at another `x`, with the dropout masks of this one."""
+        device = self.start.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            if self.noise is not None:
+                torch.random.set_rng_state(self.noise[0])
+                for state in self.noise[1:]:
+                    torch.cuda.set_rng_state(state, device)
+            return at(self.source, x)
 
     def evaluate(self, y: Tensor) -> Tensor:
         """The energy, without a gradient."""

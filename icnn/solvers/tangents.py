@@ -27,36 +27,40 @@ class Part(NamedTuple):
     hessian: Callable[[Tensor], Tensor] | None
 
 
+def alone(y: Tensor, slope: Tensor) -> Pieces:
+    """One piece, that of the answer itself."""
+    return Pieces(y[:, None], torch.ones_like(slope[:, :1]), slope, slope[:, None])
+
+
 def counting(pieces: Pieces, y: Tensor, none: Tensor) -> Pieces:
     """The cuts that share in the answers, in as few slots as will hold them; `none` have no cut."""
     lam = pieces.lam
     if not lam.shape[1]:
-        return Pieces(y[:, None], torch.ones_like(pieces.slope[:, :1]), pieces.slope)
+        return alone(y, pieces.slope)
     order = lam.argsort(dim=1, descending=True, stable=True)
     order = order[:, : max(1, int((lam > 0).sum(dim=1).amax()))]
     lam = lam.gather(1, order)
     points = pieces.points.gather(1, order[:, :, None].expand(-1, -1, pieces.points.shape[2]))
     taken = (lam > 0) & ~none[:, None]
     points = torch.where(taken[:, :, None], points, y.flatten(start_dim=1)[:, None])
-    return Pieces(points.unflatten(2, y.shape[1:]), lam, pieces.slope)
+    return pieces._replace(points=points.unflatten(2, y.shape[1:]), lam=lam)
 
 
-def attached(
-    problem: Problem, here: Tensor, hold: Hold, pieces: Pieces, y: Tensor, curved: bool
-) -> Part:
+def attached(problem: Problem, hold: Hold, pieces: Pieces, y: Tensor, curved: bool) -> Part:
     """The pieces as PyTorch's graph has them, cut by cut.
 
     Cuts are made near the answer and not at it. Straight pieces are the same there; of curved ones
     the heights and slopes are taken along, by their curvature where the cut was made.
     """
     points, slopes, heights, carried = [], [], [], []
-    for point in pieces.points.unbind(dim=1):
+    far = (y[:, None] - pieces.points).flatten(start_dim=2)
+    curved_away = curved and bool(far.any())
+    for point, away in zip(pieces.points.unbind(dim=1), far.unbind(dim=1), strict=True):
         point = point.detach().clone().requires_grad_()
         height = problem.energy(hold(point))
         slope = slope_of(height, point, problem.free)
-        away = (y - point.detach()).flatten(start_dim=1)
         taken, bent = slope, torch.zeros_like(slope)
-        if curved and slope.requires_grad and bool(away.any()):
+        if curved_away and slope.requires_grad:
             bent = slope_of((slope * away).sum(dim=1), point, problem.free)
             taken = slope + bent
         points.append(point)
