@@ -197,9 +197,10 @@ def active_cuts(energy: Stretched, x: Tensor, steps: int) -> Tensor:
     problem = Problem(at(energy, x), icnn.Box(), SETTINGS["entropy"], start)
     cuts, y = Cuts(problem, steps), start
     entropy = torch.full_like(x[:, 0], SETTINGS["entropy"])
+    everyone = torch.ones_like(entropy, dtype=torch.bool)
     for _ in range(steps):
-        cuts.add(y, problem.tangent(y), torch.ones_like(entropy, dtype=torch.bool))
-        y = cuts.minimise(entropy).y
+        cuts.add(y, problem.tangent(y), everyone)
+        y = cuts.minimise(entropy, everyone).y
     return (cuts.lam > SHARE).sum(dim=1)
 
 
