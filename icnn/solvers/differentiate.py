@@ -59,8 +59,8 @@ def differentiate(problem: Problem, record: Record, solve: Callable[[Problem], R
     if problem.gradient == "unroll":
         with torch.no_grad():
             last = solve(problem).y if broken else record.y
-        value = problem.energy(last).double() - problem.bend(last)
-        read(problem, record, spot)
+        value = problem.energy(moved.to(y.dtype)).double() - problem.bend(moved)
+        read(problem, record, spot)  # refuses what cannot be unrolled
         return Learned(torch.where(rows(bad, y), y, last), tied(level, value, bad))
 
     def hold(point: Tensor) -> Tensor:
