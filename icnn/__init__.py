@@ -1,5 +1,6 @@
 """Input convex neural networks: energies `f(x, y)` that are convex in `y` by construction."""
 
+from icnn import losses
 from icnn.energies import activations
 from icnn.energies.activations import Activation
 from icnn.energies.calibration import calibrate_
@@ -12,7 +13,6 @@ from icnn.energies.ficnn import FICNN
 from icnn.energies.files import load, save
 from icnn.energies.layers import NonNegative, keep_convex, project_
 from icnn.energies.picnn import PICNN
-from icnn.learning import losses
 from icnn.solvers.argmin import argmin
 from icnn.solvers.bundle import Bundle
 from icnn.solvers.bundle_entropy import BundleEntropy

@@ -515,13 +515,24 @@ def test_an_encoder_that_the_loss_uses_elsewhere_too():
 
 def test_two_backward_passes_and_none_of_second_order():
     x = tensor([0.3, 0.8])
-    y = icnn.argmin(absolute, x, icnn.Box(), start=half(1, 2)).y
-    first = torch.autograd.grad(y.sum(), x, retain_graph=True)[0]
-    assert torch.equal(first, torch.autograd.grad(y.sum(), x, create_graph=True)[0])
-    y = icnn.argmin(absolute, x, icnn.Box(), start=half(1, 2)).y
-    slope = torch.autograd.grad((y**2).sum(), x, create_graph=True)[0]
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope.sum().backward()
+    for energy in (absolute, bowl):
+        y = icnn.argmin(energy, x, icnn.Box(), start=half(1, 2)).y
+        first = torch.autograd.grad(y.sum(), x, retain_graph=True)[0]
+        second = torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+        assert torch.equal(first, second)
+        with pytest.raises(RuntimeError, match="first order only"):
+            second.sum().backward()
+
+
+def test_a_loss_on_rounded_answers_has_a_sensible_gradient():
+    """In float32 a label that is all but certain rounds to 1, where cross-entropy is very steep."""
+    for steep in (5.0, 15.0, 18.0, 25.0, 60.0):
+        x = torch.tensor([[-steep]], requires_grad=True)
+        y = icnn.argmin(
+            lambda x, y: (x * y).sum(dim=1), x, icnn.Box(), start=torch.full((1, 1), 0.5)
+        ).y
+        slope = gradient(F.binary_cross_entropy(y, torch.zeros(1, 1)), x)
+        assert -2 < float(slope) <= 0
 
 
 def test_no_gradients_where_none_are_asked_for():

@@ -9,7 +9,7 @@ from sklearn.metrics import f1_score
 from torch import Tensor, nn
 
 import icnn
-from icnn.learning.losses import max_margin, soft_f1
+from icnn.losses import max_margin, soft_f1
 
 D = torch.float64
 X = torch.randn(4, 3, dtype=D, generator=torch.Generator().manual_seed(3))
@@ -34,7 +34,8 @@ def test_of_a_linear_energy_it_is_the_hinge_over_all_corners(simplex: bool, marg
     energy = icnn.Score(nn.Linear(3, 4)).double()
     y_true = labels(simplex).double()
     domain = icnn.Simplex() if simplex else icnn.Box()
-    found = max_margin(energy, X, y_true, domain, margin=margin, scale=0.7, reduction="none")
+    options: Any = {"margin": margin, "scale": 0.7, "solver": icnn.Bundle()}
+    found = max_margin(energy, X, y_true, domain, reduction="none", **options)
     rivals = corners(simplex)
     for row in range(4):
         away = (rivals - y_true[row]).abs() if margin == "hamming" else y_true[row] * (1 - rivals)
@@ -42,9 +43,9 @@ def test_of_a_linear_energy_it_is_the_hinge_over_all_corners(simplex: bool, marg
         own = energy(X[row : row + 1], y_true[row : row + 1])
         expected = (own - values + 0.7 * away.sum(dim=1)).max()
         assert abs(float((found[row] - expected).detach())) < 1e-5
-    total = max_margin(energy, X, y_true, domain, margin=margin, scale=0.7, reduction="sum")
+    total = max_margin(energy, X, y_true, domain, reduction="sum", **options)
     torch.testing.assert_close(found.sum(), total)
-    mean = max_margin(energy, X, y_true, domain, margin=margin, scale=0.7)
+    mean = max_margin(energy, X, y_true, domain, **options)
     torch.testing.assert_close(4 * mean, total)
 
 
@@ -135,6 +136,7 @@ def test_a_broken_row_and_a_search_that_did_not_converge():
         ({"y_true": torch.tensor([[0.0, torch.nan]])}, r"`y_true` must lie in"),
         ({"y_true": torch.tensor([[0, 1]])}, r"`y_true`"),
         ({"y_true": [[0.0, 1.0]]}, r"`y_true`"),
+        ({"y_true": torch.tensor([1.0])}, r"`y_true` must have shape .* one_hot"),
         ({"y_true": torch.tensor([[0.0, 1.0, 1.0]])}, r"`y_true` must have shape"),
         ({"domain": None}, r"`domain` must be a Box or a Simplex"),
         ({"domain": icnn.Simplex(), "y_true": torch.tensor([[1.0, 1.0]])}, r"`y_true` must lie in"),

@@ -14,6 +14,7 @@ from icnn.solvers.bundle_entropy import BundleEntropy
 from icnn.solvers.domains import Box, Simplex, total
 from icnn.solvers.solution import Status
 
+TOL = 1e-3  # of a rival: a step of training needs no better one
 CORNER = 1e-5  # how far from a corner of its domain a target may be, for rounding
 
 
@@ -52,7 +53,7 @@ def max_margin(
         margin: "hamming" or "one-hot".
         scale: What a margin of 1 costs in units of the energy.
         entropy: The weight of `H`; the one with which the energy predicts.
-        solver: `icnn.Bundle()` by default, `icnn.BundleEntropy()` with an entropy.
+        solver: `icnn.Bundle(tol=1e-3)` by default, `icnn.BundleEntropy()` with an entropy.
         reduction: "mean", "sum" or "none", as in PyTorch.
         return_rival: Whether to give back `(loss, rival)`, with the `Solution` of the search: its
             `report()` says how many examples converged. The loss of one that did not is too small,
@@ -71,7 +72,7 @@ def max_margin(
     entropy = check_number("entropy", entropy, 0.0)
     target = corners(y_true, domain)
     if solver is None:
-        solver = BundleEntropy() if entropy else Bundle()
+        solver = BundleEntropy() if entropy else Bundle(tol=TOL)
 
     if (shape := getattr(energy, "y_shape", None)) is not None:
         check_shape("y_true", y_true, (None, *shape))
@@ -110,6 +111,11 @@ class Rivals(Energy):
 def corners(y_true: Tensor, domain: Any) -> Tensor:
     """Targets in the coordinates where the domain's corners are zeros and ones, checked."""
     check_tensor("y_true", y_true)
+    if y_true.ndim < 2:
+        raise ValueError(
+            f"`y_true` must have shape (B, *y_shape), got {tuple(y_true.shape)}: for classes, "
+            "torch.nn.functional.one_hot(classes, number).float()"
+        )
     if isinstance(domain, Box):
         # `unit` clips: outside is outside.
         inside = domain.contains(y_true)

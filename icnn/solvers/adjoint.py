@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from icnn.kernels.dual import column
 from icnn.solvers.domains import Domain
@@ -118,7 +117,9 @@ class System:
         found, failed = torch.linalg.solve_ex(units + metric @ bent, kinks.metric(v)[:, :, None])
         # An energy that is not convex can make the system singular.
         sound = (failed == 0) & found.isfinite().all(dim=(1, 2))
-        report_rough(~sound, "its equations are singular: is the energy convex?")
+        report_rough(
+            ~sound & v.isfinite().all(dim=1), "its equations are singular: is the energy convex?"
+        )
         return torch.where(sound[:, None], found.squeeze(2), 0.0)
 
     def descend(self, kinks: "Kinks", hessian: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
@@ -222,9 +223,26 @@ class Answer(torch.autograd.Function):
         return y.clone()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore
-        v = gradients[0].flatten(start_dim=1).double()
-        v = torch.where(ctx.where[:, None], v, 0.0)
-        pulls = ctx.system.pull(v)
-        return (None, None, None, *(p.to(t) for p, t in zip(pulls, ctx.dtypes, strict=True)))
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        with torch.no_grad():
+            v = gradients[0].flatten(start_dim=1).double()
+            v = torch.where(ctx.where[:, None], v, 0.0)
+            pulls = ctx.system.pull(v)
+            parts = [pull.to(dtype) for pull, dtype in zip(pulls, ctx.dtypes, strict=True)]
+        if torch.is_grad_enabled():  # with create_graph
+            parts = FirstOrder.apply(torch.ones((), requires_grad=True), *parts)
+        return (None, None, None, *parts)  # pyright: ignore
+
+
+class FirstOrder(torch.autograd.Function):
+    """Gradients that must not be differentiated: their own dependence is not known."""
+
+    @staticmethod
+    def forward(ctx: Any, mark: Tensor, *parts: Tensor) -> Any:
+        return tuple(part.clone() for part in parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise RuntimeError(
+            "answers of icnn.argmin have gradients of first order only, and no second derivatives"
+        )

@@ -48,7 +48,8 @@ class Bundle:
         """Refuse what this solver is not for."""
         if problem.entropy:
             raise ValueError(
-                f"`entropy` must be 0 for Bundle, got {problem.entropy:g}: use icnn.BundleEntropy()"
+                f"`entropy` must be 0 for Bundle, got {problem.entropy:g}: pass entropy=0, or use "
+                "icnn.BundleEntropy()"
             )
 
     def solve(self, problem: Problem) -> Record:

@@ -132,7 +132,8 @@ def pressed(domain: Domain, y: Tensor, slope: Tensor, energy: Tensor) -> Tensor:
 
 def mixture(problem: Problem, record: Record) -> Tensor:
     """The slope `s` with `Y(s) = y`: the mixture of cuts that the search found, or that of `H`."""
-    if problem.entropy and record.pieces is not None:
+    # A loss sees the answer as it was rounded: in float32 that of H there goes with it.
+    if problem.entropy and record.pieces is not None and record.y.dtype == torch.float64:
         return record.pieces.slope
     return (problem.entropy or 1.0) * steepness(problem.domain, record.y.detach().double())
 
