@@ -136,7 +136,7 @@ def test_a_broken_row_and_a_search_that_did_not_converge():
         ({"y_true": torch.tensor([[0.0, torch.nan]])}, r"`y_true` must lie in"),
         ({"y_true": torch.tensor([[0, 1]])}, r"`y_true`"),
         ({"y_true": [[0.0, 1.0]]}, r"`y_true`"),
-        ({"y_true": torch.tensor([1.0])}, r"`y_true` must have shape .* one_hot"),
+        ({"y_true": torch.tensor([1.0])}, r"`y_true` must have shape .*one_hot"),
         ({"y_true": torch.tensor([[0.0, 1.0, 1.0]])}, r"`y_true` must have shape"),
         ({"domain": None}, r"`domain` must be a Box or a Simplex"),
         ({"domain": icnn.Simplex(), "y_true": torch.tensor([[1.0, 1.0]])}, r"`y_true` must lie in"),
