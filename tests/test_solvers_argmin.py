@@ -194,7 +194,7 @@ def test_bad_input(energy):
     box, start = Box(), torch.full((5, 3), 0.5)
     with raises("`entropy` must be positive for BundleEntropy, got 0: use icnn.Bundle"):
         icnn.argmin(energy, X, box, entropy=0)
-    with raises("`entropy` must be 0 for Bundle, got 1: use icnn.BundleEntropy"):
+    with raises("`entropy` must be 0 for Bundle, got 1: pass entropy=0, or use icnn.BundleEntropy"):
         icnn.argmin(energy, X, box, solver=Bundle())
     with raises("`entropy` must be"):
         icnn.argmin(energy, X, box, solver=LinearProgram())
