@@ -20,7 +20,7 @@ entropy 1 and the bundle, and see the training set as often:
 
 The rival is the network alone, with cross-entropy. Chosen on validation data of one more seed, from
 the same grids for all: the learning rate, together with the scale where there is one. Chosen on
-each seed's own validation data: the threshold of a label and the epoch. Test data are used once.
+each seed's own validation data: the threshold of a label and the epoch. Test data choose nothing.
 
 Seconds are those of one core, for training alone: without the looks at validation data.
 """
