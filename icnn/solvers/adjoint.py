@@ -23,7 +23,7 @@ piece (`A` is empty), and conjugate gradients preconditioned by `P` where there 
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -219,7 +219,7 @@ class Answer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, system: System, where: Tensor, *parts: Tensor) -> Tensor:
         ctx.system, ctx.where = system, where
-        ctx.dtypes = [part.dtype for part in parts]
+        ctx.save_for_backward(*parts)
         return y.clone()
 
     @staticmethod
@@ -228,18 +228,37 @@ class Answer(torch.autograd.Function):
             v = gradients[0].flatten(start_dim=1).double()
             v = torch.where(ctx.where[:, None], v, 0.0)
             pulls = ctx.system.pull(v)
-            parts = [pull.to(dtype) for pull, dtype in zip(pulls, ctx.dtypes, strict=True)]
-        if torch.is_grad_enabled():  # with create_graph
-            parts = FirstOrder.apply(torch.ones((), requires_grad=True), *parts)
-        return (None, None, None, *parts)  # pyright: ignore
+            made = zip(pulls, ctx.saved_tensors, strict=True)
+            pulls = [pull.to(part.dtype) for pull, part in made]
+        return (None, None, None, *first_order(pulls, ctx.saved_tensors))
+
+
+class Held(torch.autograd.Function):
+    """A value with the answer held: that is true of first derivatives, and of no others."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.save_for_backward(value)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return first_order(list(gradients), ctx.saved_tensors)[0]
+
+
+def first_order(gradients: list[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The same, but with `create_graph` an error for who differentiates them in the inputs."""
+    if not torch.is_grad_enabled():
+        return gradients
+    return FirstOrder.apply(len(inputs), *inputs, *gradients)  # pyright: ignore
 
 
 class FirstOrder(torch.autograd.Function):
     """Gradients that must not be differentiated: their own dependence is not known."""
 
     @staticmethod
-    def forward(ctx: Any, mark: Tensor, *parts: Tensor) -> Any:
-        return tuple(part.clone() for part in parts)
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> Any:
+        return tuple(gradient.clone() for gradient in tensors[count:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

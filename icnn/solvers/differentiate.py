@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from icnn.solvers.adjoint import Answer, Bend, System
+from icnn.solvers.adjoint import Answer, Bend, Held, System
 from icnn.solvers.bundle import Bundle
 from icnn.solvers.bundle_entropy import BundleEntropy
 from icnn.solvers.differences import opaque, seems_smooth, tensors
@@ -75,8 +75,7 @@ def differentiate(problem: Problem, record: Record, solve: Callable[[Problem], R
     pieces = alone(spot, slope)
     if kinked:
         cuts = record.pieces or searched(problem, spot)
-        given = torch.zeros_like(bad) if problem.free is None else ~problem.free.flatten(1).any(1)
-        pieces = counting(cuts, spot, bad | given)
+        pieces = counting(cuts, spot, bad | record.given)
     if found.opaque:
         part = opaque(problem, here, pieces, spot, not straight)
     else:
@@ -98,8 +97,8 @@ def differentiate(problem: Problem, record: Record, solve: Callable[[Problem], R
 
 
 def tied(level: Tensor, value: Tensor, bad: Tensor) -> Tensor:
-    """The numbers of the one with the graph of the other."""
-    return level + torch.where(bad, 0.0, value - value.detach())
+    """The numbers of the one with the graph of the other, of first order."""
+    return level + torch.where(bad, 0.0, Held.apply(value - value.detach()))  # pyright: ignore
 
 
 def searched(problem: Problem, y: Tensor) -> Pieces:
