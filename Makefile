@@ -30,6 +30,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.energies
 	$(BIN)/python -m benchmarks.initialisation
 	$(BIN)/python -m benchmarks.gradients
+	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.learning
 	$(MAKE) tables
 
