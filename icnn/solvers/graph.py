@@ -28,8 +28,8 @@ ONCE = re.compile(".*(cdist|rnn|flashattention|efficientattention|ctcloss).*")
 STRAIGHT = re.compile(
     "add|sub|rsub|neg|sum|mean|cumsum|trace|clone|copy|tocopy|alias|view|unsafeview|reshape|expand|"
     "squeeze|unsqueeze|permute|transpose|t|flatten|slice|select|narrow|split|splitwithsizes|unbind|"
-    "cat|stack|unfold|index|indexselect|indexadd|indexput|scatter|scatteradd|gather|flip|roll|repeat|constantpadnd|asstrided|diagonal|"
-    "tril|triu|maskedfill|avgpool[123]d|upsamplenearest.*"
+    "cat|stack|unfold|index|indexselect|indexadd|indexput|scatter|scatteradd|gather|flip|roll|"
+    "repeat|constantpadnd|asstrided|diagonal|tril|triu|maskedfill|avgpool[123]d|upsamplenearest.*"
 )
 """Operations that are linear in all their arguments together."""
 
