@@ -1,21 +1,18 @@
 """Energies made of others, and the two separable ones: all of them keep convexity in `y`."""
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from icnn.checks import (
-    check_batch,
     check_callable,
-    check_like,
     check_nonnegative,
     check_number,
-    check_shape,
     check_tensor,
 )
+from icnn.energies.composed import MaxAt, QuadraticAt, ScaleAt, ScoreAt, SumAt, check_broadcast
 from icnn.energies.energy import Energy, EnergyAt, at
 from icnn.energies.layers import NonNegative, frozen
 
@@ -38,7 +35,7 @@ class Score(Energy):
 
     def at(self, x: Any) -> EnergyAt:
         slope = -output("net", self.net, x)
-        return lambda y: per_example(check_batch("y", y, slope.shape, like=slope) * slope)
+        return ScoreAt(slope)
 
 
 class Quadratic(Energy):
@@ -75,16 +72,7 @@ class Quadratic(Energy):
         elif isinstance(center, Tensor):
             center = frozen(center)
 
-        def energy(y: Tensor) -> Tensor:
-            shape = check_tensor("y", y).shape[1:] if y_shape is None else y_shape
-            check_shape("y", y, (batch, *(shape or (1,))))
-            check_broadcast("weight", weight, shape)
-            for part in (center, weight):
-                if isinstance(part, Tensor) and part.ndim:
-                    check_like("y", y, part)
-            return 0.5 * per_example(weight * (y - center).square())
-
-        return energy
+        return QuadraticAt(center, weight, batch, y_shape)
 
     def extra_repr(self) -> str:
         return ", ".join(
@@ -102,8 +90,7 @@ class Sum(Energy):
         self.energies, self.y_shape = members("energies", energies)
 
     def at(self, x: Any) -> EnergyAt:
-        terms = [at(energy, x) for energy in self.energies]
-        return lambda y: reduce(torch.add, [term(y) for term in terms])
+        return SumAt([at(energy, x) for energy in self.energies])
 
 
 class Max(Energy):
@@ -114,8 +101,7 @@ class Max(Energy):
         self.energies, self.y_shape = members("energies", energies)
 
     def at(self, x: Any) -> EnergyAt:
-        terms = [at(energy, x) for energy in self.energies]
-        return lambda y: reduce(torch.maximum, [term(y) for term in terms])
+        return MaxAt([at(energy, x) for energy in self.energies])
 
 
 class Scale(Energy):
@@ -129,8 +115,7 @@ class Scale(Energy):
             raise ValueError(f"`c` must be a single number, got shape {tuple(c.shape)}")
 
     def at(self, x: Any) -> EnergyAt:
-        c, energy = read(self.c), at(self.energy, x)
-        return lambda y: c * energy(y)
+        return ScaleAt(read(self.c), at(self.energy, x))
 
     def extra_repr(self) -> str:
         return f"c={self.c:g}" if isinstance(self.c, float) else ""
@@ -172,18 +157,6 @@ def nonnegative(argument: str, value: Tensor | float) -> NonNegative | float:
     return NonNegative(check_nonnegative(argument, value))
 
 
-def check_broadcast(argument: str, value: NonNegative | Tensor | float, shape: Sequence[int]):
-    """A number, or a tensor that `y_shape` does not have to grow for."""
-    own = value.raw.shape if isinstance(value, NonNegative) else getattr(value, "shape", ())
-    fits = len(own) <= len(shape) and all(
-        n in (1, m) for n, m in zip(reversed(own), reversed(shape), strict=False)
-    )
-    if not fits:
-        raise ValueError(
-            f"`{argument}` must broadcast to y_shape {tuple(shape)}, got shape {tuple(own)}"
-        )
-
-
 def read(value: NonNegative | float) -> Tensor | float:
     """What `nonnegative` stored."""
     return value() if isinstance(value, NonNegative) else value
@@ -197,8 +170,3 @@ def output(argument: str, function: Callable[[Any], Tensor], x: Any) -> Tensor:
         raise ValueError(f"`{argument}(x)` must be a tensor of shape (B, *y_shape), got {got}")
     low = result.dtype in (torch.bfloat16, torch.float16)
     return result.float() if low and torch.is_autocast_enabled(result.device.type) else result
-
-
-def per_example(values: Tensor) -> Tensor:
-    """Sum over all dimensions but the first: `(B, ...) -> (B,)`."""
-    return values.flatten(start_dim=1).sum(dim=1)

@@ -21,6 +21,7 @@ from icnn.energies.activations import (
 from icnn.energies.energy import Apply, Conv, Dense, Geometry, Layer, LayeredEnergy
 from icnn.energies.initialisation import PASSED, PASSED_CONV, nonnegative_weight, spread_
 from icnn.energies.layers import POSITIVITY, frozen
+from icnn.energies.passes import Back
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d)
 DROPOUTS = (nn.Dropout, nn.Dropout2d)
@@ -122,7 +123,7 @@ class Convexified(LayeredEnergy):
                 if step.training:
                     found.append(Mask(type(step), step.p, {}))
             else:
-                found.append(Apply(step))
+                found.append(Apply(step.activation if isinstance(step, Elementwise) else step))
         return found
 
     def extra_repr(self) -> str:
@@ -141,6 +142,16 @@ class Mask(NamedTuple):
         if z.shape[0] not in self.drawn:
             self.drawn[z.shape[0]] = self.kind(self.p)(torch.ones_like(z))
         return z * self.drawn[z.shape[0]]
+
+    def there(self, z: Tensor, y: Tensor) -> tuple[Tensor, Back]:
+        """The units, and the way back: without a graph."""
+        units = self(z, y)
+        return units, lambda slope, gradient: slope * self.drawn[z.shape[0]]
+
+    def select(self, index: Tensor) -> "Mask":
+        """The mask that was drawn last, for some of its examples; before that, one to be drawn."""
+        last = list(self.drawn.values())[-1:]
+        return self._replace(drawn={len(index): mask.index_select(0, index) for mask in last})
 
 
 class Elementwise(nn.Module):
