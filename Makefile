@@ -53,7 +53,7 @@ $(VENV)/torch.done: constraints.txt
 	@touch $@
 
 $(VENV)/demo.done: $(VENV)/torch.done pyproject.toml
-	$(PIP) --editable ".[cli,sklearn,viz]"
+	$(PIP) --editable ".[cli,fast,sklearn,viz]"
 	@touch $@
 
 $(VENV)/all.done: $(VENV)/demo.done

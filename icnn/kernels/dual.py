@@ -19,11 +19,13 @@ interior-point method does.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from icnn.kernels.choice import chosen
 
 EPS = torch.finfo(torch.float64).eps
 TINY = torch.finfo(torch.float64).tiny
@@ -65,11 +67,11 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """The cuts of a batch, in float64.
+    """The cuts of a batch.
 
     Args:
         domain: Where `y` lives.
-        slopes: `G`, `(B, k, n)`.
+        slopes: `G`, `(B, k, n)`, in any precision; all the rest is in float64.
         offsets: `c`, `(B, k)`.
         alive: Which of the cuts there are, `(B, k)`: at least one for each example.
         entropy: `e > 0`, `(B,)`.
@@ -124,8 +126,37 @@ def column(values: Tensor, shape: torch.Size) -> Tensor:
     return values.reshape(-1, *(1 for _ in shape[1:]))
 
 
-def solve(model: Model, start: Tensor) -> Dual:
-    """Maximise `D` from `start`, each example until its duality gap is a matter of rounding."""
+def solve(model: Model, start: Tensor, active: Tensor, kernel: str = "auto") -> Dual:
+    """Maximise `D` from `start`, each example until its duality gap is a matter of rounding.
+
+    Args:
+        model: The cuts.
+        start: Shares on the simplex, `(B, k)`.
+        active: Which examples count, `(B,)`; what is found for others means nothing.
+        kernel: What computes: see `icnn.kernels.choice`.
+    """
+    kernel = chosen(kernel, model.domain, start)
+    if kernel == "numba":
+        from icnn.kernels.numba_steps import dual
+
+        return Dual(*dual(model, start, active))
+    return reference(model, start)
+
+
+def reference(model: Model, start: Tensor) -> Dual:
+    """The same in plain PyTorch: what compiled versions are held against."""
+    slopes, near = model.slopes.double(), model.near
+    # All cuts from the point that they are relative to, and the highest of them there at zero.
+    offsets = model.offsets
+    offsets = offsets if near is None else offsets + (slopes @ near[:, :, None]).squeeze(2)
+    level = offsets.masked_fill(~model.alive, -math.inf).amax(dim=1)
+    offsets = torch.where(model.alive, offsets - level[:, None], 0.0)
+    found = staged(replace(model, slopes=slopes, offsets=offsets), start)
+    return found._replace(value=found.value + level)
+
+
+def staged(model: Model, start: Tensor) -> Dual:
+    """At once, and where that is not enough with an entropy that comes down in stages."""
     everyone = torch.ones_like(start[:, 0], dtype=torch.bool)
     here, late = climb(model, model.at(start, model.entropy), model.entropy, FIRST, everyone)
     if bool(late.any()):
@@ -181,6 +212,8 @@ def newton(model: Model, here: Point, entropy: Tensor, active: Tensor) -> tuple[
     # where that does not shrink, this is the maximum.
     promise = length * (step * (here.gradient - level)).sum(dim=1)
     settled = promise <= 4 * EPS * here.size
+    # Where the arc bends first is worth a try: the bend may be what spoils the step.
+    room = torch.where(step < 0, lam / (-step).clamp(min=TINY), math.inf).amin(dim=1)
     best, searching = here, active
     for _ in range(HALVINGS):
         moved = lam + length[:, None] * step
@@ -194,7 +227,8 @@ def newton(model: Model, here: Point, entropy: Tensor, active: Tensor) -> tuple[
         searching = searching & ~good & ~settled
         if not bool(searching.any()):
             break
-        length = torch.where(searching, length / 4, length)
+        shorter = torch.where((length / 4 < room) & (room < length), room, length / 4)
+        length = torch.where(searching, shorter, length)
     return best, active
 
 

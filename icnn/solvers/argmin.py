@@ -220,7 +220,7 @@ def template(energy: Any, x: Any, domain: Domain, start: Tensor | None, fixed: A
             "`y` must be float32 or float64 with at least one dimension, got "
             f"{like.dtype} of shape {full}"
         )
-    return like.new_empty(full)
+    return like.new_zeros(()).expand(full)  # takes no room
 
 
 def broadcast(tensors: list[Tensor]) -> Tensor | None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from icnn.checks import check_choice, check_count, check_number
+from icnn.kernels.choice import KERNELS
 from icnn.solvers.bundle_entropy import Cuts
 from icnn.solvers.cutting_planes import cutting_planes
 from icnn.solvers.domains import steepness
@@ -33,16 +34,19 @@ class Bundle:
         tol: The gap at which an example is done, relative to `max(1, |value|)`.
         master: `"proximal"`, or `"lp"` for the method of the paper's supplement C to the letter:
             cuts alone, one linear program for each example and step, with HiGHS.
+        kernel: What computes the dual of a step: see `icnn.BundleEntropy`.
     """
 
     max_steps: int = 200
     tol: float = 1e-6
     master: str = "proximal"
+    kernel: str = "auto"
 
     def __post_init__(self):
         check_count("max_steps", self.max_steps)
         check_number("tol", self.tol, 0.0)
         check_choice("master", self.master, ["proximal", "lp"])
+        check_choice("kernel", self.kernel, KERNELS)
 
     def check(self, problem: Problem) -> None:
         """Refuse what this solver is not for."""
@@ -57,7 +61,7 @@ class Bundle:
         if self.master == "lp":
             return cutting_planes(problem, self.max_steps, self.tol)
         record = Record(problem, self.tol, keep_best=True)
-        cuts = Cuts(problem, self.max_steps)
+        cuts = Cuts(problem, self.max_steps, self.kernel)
         self.search(problem, record, cuts)
         record.pieces = cuts.pieces()
         return record
@@ -78,7 +82,7 @@ class Bundle:
             tilt = center.weight[:, None] * center.steepness
             found = cuts.minimise(center.weight, record.active, tilt)
             # Weak duality: the same mixture of cuts bounds the bare energy.
-            slope = (found.lam[:, None, :] @ cuts.slopes).squeeze(1)
+            slope = cuts.mixture(found.lam)
             offset = (found.lam * cuts.offsets).sum(dim=1)
             lower = torch.maximum(lower, problem.bound(slope, offset))
             y = found.y.to(problem.start.dtype)

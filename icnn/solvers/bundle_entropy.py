@@ -6,9 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icnn.checks import check_count, check_number
+from icnn.checks import check_choice, check_count, check_number
+from icnn.kernels.choice import KERNELS, chosen
 from icnn.kernels.dual import Dual, Model, solve
-from icnn.solvers.problem import Pieces, Problem, Record, Tangent
+from icnn.solvers.problem import Pieces, Problem, Record, Tangent, rows
+
+ROOM = 32  # cuts that there is room for at first
+INEXACT = 1e-3  # of the gap that is left: how fine the dual of a step is solved
 
 
 @dataclass(frozen=True)
@@ -21,14 +25,18 @@ class BundleEntropy:
     Args:
         max_steps: Cuts at most, each a pass for a value and a gradient.
         tol: The gap at which an example is done, relative to `max(1, |value|)`.
+        kernel: What computes a step besides the energy: "numba" (on a CPU) or "triton" (on a GPU),
+            compiled at the first call, or "torch"; "auto" takes what there is.
     """
 
     max_steps: int = 100
     tol: float = 1e-4
+    kernel: str = "auto"
 
     def __post_init__(self):
         check_count("max_steps", self.max_steps)
         check_number("tol", self.tol, 0.0)
+        check_choice("kernel", self.kernel, KERNELS)
 
     def check(self, problem: Problem) -> None:
         """Refuse what this solver is not for."""
@@ -40,8 +48,11 @@ class BundleEntropy:
 
     def solve(self, problem: Problem) -> Record:
         """Cuts at the minimiser of the cuts so far."""
-        record, cuts = Record(problem, self.tol), Cuts(problem, self.max_steps)
-        self.search(problem, record, cuts)
+        record, cuts = Record(problem, self.tol), Cuts(problem, self.max_steps, self.kernel)
+        if chosen(self.kernel, problem.domain, problem.start) == "numba":
+            compiled(problem, record, cuts, self.max_steps)
+        else:
+            self.search(problem, record, cuts)
         record.pieces = cuts.pieces()
         return record
 
@@ -65,66 +76,149 @@ class BundleEntropy:
         record.look(y, Tangent(value, tangent.slope), lower, self.max_steps)
 
 
+def compiled(problem: Problem, record: Record, cuts: "Cuts", max_steps: int) -> None:
+    """The loop with all but the energy in one compiled call a step."""
+    from icnn.kernels.numba_steps import END, STEP, Table
+
+    start = problem.start
+    y = start.flatten(start_dim=1).clone()
+    record.y = y.clone()
+    low, width, group = problem.domain.ground(start)  # pyright: ignore
+    eps, like = torch.finfo(start.dtype).eps, record.value
+    # With gradients to come, the shares themselves matter, and not only what they are worth.
+    inexact = 0.0 if problem.gradient else INEXACT
+    gaps = like.new_full((max_steps, len(like)), torch.inf)
+    table = Table(
+        cuts.slots["slopes"],
+        mode=STEP,
+        y=y,
+        numbers=like.new_tensor([problem.entropy, record.tol, inexact, eps]),
+        answer=record.y,
+        value=record.value,
+        lower=record.lower,
+        bound=record.lower.clone(),
+        best=record.best,
+        rounding=record.rounding,
+        bend=problem.bend(start),
+        given=record.given,
+        same=torch.zeros_like(record.given),
+        steps=record.steps,
+        status=record.status,
+        low=low,
+        width=width,
+        rows=len(low),
+        group=group,
+        learning=int(problem.gradient is not None),
+    )
+    table.set(**cuts.room)
+    slope = y
+    for step in range(max_steps):
+        if step == cuts.slots["lam"].shape[1] < cuts.most:
+            cuts.grow()
+            table.set(**cuts.room)
+        value, slope = problem.passed(y.view(start.shape))
+        cuts.count = min(step + 1, cuts.most)
+        table.set(step=step, count=cuts.count, energy=value, slope=slope)
+        table.set(gaps=gaps[max(0, step - 1)])
+        table()
+        if not bool(record.active.any()):
+            max_steps = step
+            break
+    else:
+        value = problem.evaluate(y.view(start.shape))
+        table.set(mode=END, step=max_steps, energy=value, gaps=gaps[max_steps - 1])
+        table()
+    record.y = record.y.view(start.shape)
+    record.gaps = list(gaps[:max_steps])
+
+
 class Cuts:
     """The cuts of a batch, in slots. When all slots are taken, a cut that no longer counts goes.
 
-    No more than n + 1 cuts can count at once, but for cuts that depend on each other.
+    No more than n + 1 cuts can count at once, but for cuts that depend on each other. Slopes are
+    kept in the precision that they come in: a cut is as large as `y`.
     """
 
-    def __init__(self, problem: Problem, max_steps: int):
-        self.problem = problem
+    def __init__(self, problem: Problem, max_steps: int, kernel: str = "auto"):
+        self.problem, self.kernel, self.count = problem, kernel, 0
         start = problem.start
         batch, n = start.shape[0], math.prod(start.shape[1:])
         self.most = min(max_steps, n + 20)
-        self.slopes = start.new_zeros(batch, 0, n, dtype=torch.float64)
-        self.offsets = start.new_zeros(batch, 0, dtype=torch.float64)
-        self.lam = torch.zeros_like(self.offsets)
-        self.alive = torch.zeros_like(self.offsets, dtype=torch.bool)
-        self.idle = torch.zeros_like(self.offsets)  # for how many steps its share has been zero
-        self.near = start.flatten(start_dim=1).double()
-        self.points = start.new_zeros(batch, 0, n if problem.gradient else 0)
+        self.near = start.flatten(start_dim=1)
+        self.slots: dict[str, Tensor] = {
+            "slopes": start.new_zeros(batch, 0, n),
+            "offsets": start.new_zeros(batch, 0, dtype=torch.float64),
+            "lam": start.new_zeros(batch, 0, dtype=torch.float64),
+            "alive": start.new_zeros(batch, 0, dtype=torch.bool),
+            "idle": start.new_zeros(batch, 0, dtype=torch.float64),  # steps without a share
+            "points": start.new_zeros(batch, 0, n if problem.gradient else 0),
+        }
+        self.grow()
+
+    def grow(self) -> None:
+        """Room for more cuts."""
+        for name, old in self.slots.items():
+            room = min(self.most, max(ROOM, 2 * old.shape[1]))
+            new = old.new_zeros(old.shape[0], room, *old.shape[2:])
+            new[:, : old.shape[1]] = old
+            self.slots[name] = new
+
+    @property
+    def room(self) -> dict[str, Tensor | int]:
+        """All slots, for a compiled step."""
+        names = ("slopes", "offsets", "lam", "idle", "points")
+        return {"slots": self.slots["lam"].shape[1], **{name: self.slots[name] for name in names}}
+
+    def __getattr__(self, name: str) -> Tensor:
+        # The cuts so far, of all the room that there is.
+        try:
+            return self.__dict__["slots"][name][:, : self.count]
+        except KeyError:
+            raise AttributeError(name) from None
 
     def add(self, y: Tensor, tangent: Tangent, where: Tensor) -> None:
         """`c + G . y'` with `G` the slope and `c = f(y) - G . y`, for the examples `where`."""
-        if self.slopes.shape[1] < self.most:
-            fields = (self.slopes, self.offsets, self.lam, self.alive, self.idle, self.points)
-            self.slopes, self.offsets, self.lam, self.alive, self.idle, self.points = (
-                torch.cat([old, old.new_zeros(old.shape[0], 1, *old.shape[2:])], dim=1)
-                for old in fields
-            )
-            slot = torch.full_like(where, self.slopes.shape[1] - 1, dtype=torch.int64)
+        flat = y.to(self.problem.start.dtype).flatten(start_dim=1)
+        slope = torch.where(where[:, None], tangent.slope, 0.0).to(flat.dtype)
+        offset = torch.where(where, self.problem.offset(y, tangent), 0.0)
+        if self.count < self.most:
+            if self.count == self.slots["lam"].shape[1]:
+                self.grow()
+            self.count += 1
+            slot = torch.full_like(where, self.count - 1, dtype=torch.int64)
         else:
             # The one that has been idle for longest; if none is, the one with the least share.
             slot = (self.idle - self.lam).masked_fill(~self.alive, torch.inf).argmax(dim=1)
-        slope = torch.where(where[:, None], tangent.slope, torch.zeros_like(tangent.slope))
-        offset = torch.where(where, self.problem.offset(y, tangent), 0.0)
-        place = torch.zeros_like(self.alive).scatter(1, slot[:, None], True) & where[:, None]
-        self.slopes = torch.where(place[:, :, None], slope[:, None, :], self.slopes)
-        self.offsets = torch.where(place, offset[:, None], self.offsets)
-        self.lam = self.lam.masked_fill(place, 0)
-        self.idle = self.idle.masked_fill(place, 0)
-        self.alive = self.alive | place
-        flat = y.to(self.problem.start.dtype).flatten(start_dim=1)
-        self.near = torch.where(where[:, None], flat.double(), self.near)
-        if self.problem.gradient:
-            self.points = torch.where(place[:, :, None], flat[:, None, :], self.points)
+        every = torch.arange(len(slot), device=slot.device)
+        new = {"slopes": slope, "offsets": offset, "lam": 0.0, "idle": 0.0, "alive": True}
+        new = {**new, "points": flat} if self.problem.gradient else new
+        for name, value in new.items():
+            old = self.slots[name][every, slot]
+            value = torch.as_tensor(value, dtype=old.dtype, device=old.device)
+            self.slots[name][every, slot] = torch.where(rows(where, old), value, old)
+        self.near = torch.where(where[:, None], flat, self.near)
         # Examples without a cut have one that is flat: their answers are not looked at.
         self.alive[:, 0] = True
         total = self.lam.sum(dim=1, keepdim=True)
-        fresh = place.to(self.lam.dtype)
-        fresh[:, 0] = torch.where(place.any(dim=1), fresh[:, 0], 1.0)
-        self.lam = torch.where(total > 0, self.lam / total.clamp(min=1e-300), fresh)
+        fresh = torch.zeros_like(self.lam).scatter(1, slot[:, None], where[:, None].double())
+        fresh[:, 0] = torch.where(where, fresh[:, 0], 1.0)
+        shares = torch.where(total > 0, self.lam / total.clamp(min=1e-300), fresh)
+        self.lam.copy_(shares)
 
     def pieces(self) -> Pieces | None:
         """The cuts that share in the minimiser found last."""
         if not self.problem.gradient:
             return None
-        slope = (self.lam[:, None, :] @ self.slopes).squeeze(1)
-        return Pieces(self.points, self.lam, slope, self.slopes)
+        return Pieces(self.points, self.lam, self.mixture(self.lam), self.slopes)
+
+    def mixture(self, lam: Tensor) -> Tensor:
+        """`G^T lam`, in float64."""
+        return (lam[:, None, :] @ self.slopes.double()).squeeze(1)
 
     def model(self, y: Tensor) -> Tensor:
         """The largest cut at `y`, in float64."""
-        cuts = self.offsets + (self.slopes @ y.flatten(start_dim=1)[:, :, None]).squeeze(2)
+        flat = y.flatten(start_dim=1)[:, :, None]
+        cuts = self.offsets + (self.slopes.double() @ flat).squeeze(2)
         return cuts.masked_fill(~self.alive, -torch.inf).amax(dim=1)
 
     def minimise(self, entropy: Tensor, active: Tensor, tilt: Tensor | None = None) -> Dual:
@@ -132,14 +226,17 @@ class Cuts:
 
         Those of an example that is done stay as they were when its answer was found.
         """
-        # All cuts from the last point, and the highest of them there at zero.
-        offsets = self.offsets + (self.slopes @ self.near[:, :, None]).squeeze(2)
-        level = offsets.masked_fill(~self.alive, -torch.inf).amax(dim=1)
-        domain, shape = self.problem.domain, self.problem.start.shape
-        offsets = torch.where(self.alive, offsets - level[:, None], 0.0)
-        model = Model(domain, self.slopes, offsets, self.alive, entropy, shape, tilt, self.near)
-        found = solve(model, self.lam)
-        found = found._replace(value=found.value + level)
-        self.lam = torch.where(active[:, None], found.lam, self.lam)
-        self.idle = torch.where(self.lam > 0, 0.0, self.idle + 1)
+        model = Model(
+            self.problem.domain,
+            self.slopes,
+            self.offsets,
+            self.alive,
+            entropy,
+            self.problem.start.shape,
+            tilt,
+            self.near.double(),
+        )
+        found = solve(model, self.lam, active, self.kernel)
+        self.lam.copy_(torch.where(active[:, None], found.lam, self.lam))
+        self.idle.copy_(torch.where(self.lam > 0, 0.0, self.idle + 1))
         return found

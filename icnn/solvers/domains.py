@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from icnn.checks import check_number, check_tensor
+from icnn.kernels.ground import Ground, ground
 
 INSIDE = 1e-12  # how far from its bounds a point must be for a slope of H that is finite
 
@@ -169,6 +170,10 @@ class Box:
         weight = weight.flatten(start_dim=1)
         return (slopes * weight[:, None, :]) @ slopes.mT
 
+    def ground(self, like: Tensor) -> Ground:
+        """The box as compiled kernels read it."""
+        return ground(self.low, self.width, 0, like)
+
     def radius(self, gap: Tensor, entropy: float, shape: torch.Size) -> Tensor:
         """`|u - u*|_2 <= sqrt(gap / (2 entropy))`: -H is 4-strongly convex in `u`."""
         return (gap / (2 * entropy)).sqrt()
@@ -266,6 +271,13 @@ class Simplex:
         moments = parts.sum(dim=-1) / mass.sqrt()
         bend = parts.flatten(start_dim=2) @ slopes.mT - moments @ moments.mT
         return bend / (entropy.reshape(-1, 1, 1) if isinstance(entropy, Tensor) else entropy)
+
+    def ground(self, like: Tensor) -> Ground:
+        """The simplices as compiled kernels read them."""
+        if self.mask is None or self.values is None:
+            return ground(0.0, 1.0, like.shape[-1], like)
+        given = torch.where(self.mask, self.values, torch.zeros_like(self.values))
+        return ground(given, (~self.mask).double(), like.shape[-1], like)
 
     def radius(self, gap: Tensor, entropy: float, shape: torch.Size) -> Tensor:
         """`|y - y*|_1 <= sqrt(2 gap / entropy)` by Pinsker, for each simplex in `y`."""

@@ -257,7 +257,7 @@ class Cuts:
             share = torch.where(active[:, None] & (share.sum(dim=1, keepdim=True) > 0), share, one)
             shape = problem.start.shape
             model = Model(problem.domain, self.slopes, self.offsets, alive, entropy, shape)
-            share = solve(model, share).lam
+            share = torch.where(active[:, None], solve(model, share, active).lam, share)
             slope = (share[:, None, :] @ self.slopes).squeeze(1)
             found = problem.bound(slope, (share * self.offsets).sum(dim=1))
             lower = torch.where(active, torch.fmax(lower, found), lower)

@@ -102,6 +102,19 @@ class Problem:
             found = Tangent(value.double(), slope.flatten(start_dim=1).double())
         return found if live else found.plain
 
+    def passed(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The same without a graph: values in float64, slopes as they come."""
+        own = getattr(self.energy, "value_and_gradient", None)
+        # The first pass has a graph where gradients are wanted: it tells whether there are any.
+        watching = self.gradient is not None and getattr(self.energy, "live", True) is None
+        if own is None or watching:
+            value, slope = self.tangent(y)
+            return value, slope.to(y.dtype)
+        with torch.no_grad():
+            value, slope = own(y)
+            slope = slope if self.free is None else torch.where(self.free, slope, 0.0)
+        return value.double(), slope.flatten(start_dim=1).contiguous()
+
     def offset(self, y: Tensor, tangent: Tangent) -> Tensor:
         """`c` of the cut `c + slope . y' <= f(y')` that touches at `y`.
 
@@ -148,7 +161,7 @@ class Record:
         self.status = torch.full_like(self.steps, RUNNING)
         self.best, self.best_y = torch.full_like(nothing, torch.inf), problem.start
         self.rounding = torch.zeros_like(nothing)
-        self.last = torch.full_like(problem.start, torch.nan)
+        self.last: Tensor | None = None
         self.gaps: list[Tensor] = []
         self.pieces: Pieces | None = None
         free = problem.free
@@ -174,7 +187,9 @@ class Record:
         active, problem = self.active, self.problem
         y = y.to(problem.start.dtype)
         # A point that should be new and is not has the same tangent: no more is to be learned.
-        again = (y == self.last).flatten(start_dim=1).all(dim=1) & (fresh and step > 1)
+        again = torch.zeros_like(active)
+        if fresh and step > 1 and self.last is not None:
+            again = (y == self.last).flatten(start_dim=1).all(dim=1)
         self.last = y
         value = tangent.value - problem.bend(y)
         lower = torch.where(self.given, value, lower)

@@ -1,0 +1,40 @@
+"""Which version of a kernel computes: compiled where that is possible, else plain PyTorch."""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from torch import Tensor
+
+KERNELS = ["auto", "torch", "numba", "triton"]
+DEVICES = {"numba": "cpu", "triton": "cuda"}
+
+
+@cache
+def present(package: str) -> bool:
+    """Whether a compiler is installed."""
+    return find_spec(package) is not None
+
+
+def chosen(kernel: str, domain: Any, like: Tensor) -> str:
+    """ "torch", "numba" or "triton" for a domain and for tensors `like` these.
+
+    With "auto" Numba on a CPU and Triton on a GPU, where they are installed and know the domain,
+    else PyTorch. A version that is asked for by name and cannot be had is an error.
+    """
+    ours = hasattr(domain, "ground")
+    fits = [
+        name
+        for name, device in DEVICES.items()
+        if present(name) and ours and like.device.type == device
+    ]
+    if kernel == "auto":
+        return fits[0] if fits else "torch"
+    if kernel != "torch" and kernel not in fits:
+        why = f"for {domain!r}, a domain that it does not know"
+        if like.device.type != DEVICES[kernel]:
+            why = f"on {like.device}: it is for tensors on {DEVICES[kernel]}"
+        elif not present(kernel):
+            why = f"without the package {kernel}"
+        raise ValueError(f'`kernel` must be "auto" or "torch" here, got {kernel!r} {why}')
+    return kernel

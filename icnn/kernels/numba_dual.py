@@ -1,0 +1,694 @@
+# pyright: reportCallIssue=false
+"""The dual and the bookkeeping of a bundle step on a CPU: one example after another, with Numba.
+
+The same method as in `icnn.kernels.dual`, the reference, and the same names. A thread takes some of
+the examples, and all of an example's work stays in its cache: no step waits for the slowest of a
+batch, and none of them costs a call into Python. Cuts are read in the precision that they were made
+in; all arithmetic is float64.
+
+Logarithms are not needed: with `t = width * s / e` a coordinate of the box has the minimum
+
+    min_y (s y - e h(y)) = s * corner - e log(1 + exp(-|t|)),    corner = high if s < 0 else low,
+
+and the logarithms of many coordinates are one, of their product.
+"""
+
+import math
+from functools import partial
+
+import numba
+import numpy as np
+
+from icnn.kernels.dual import (
+    EPS,
+    FIRST,
+    HALVINGS,
+    LAST,
+    RIDGE,
+    ROUNDS,
+    TINY,
+)
+
+TILE = 256  # coordinates at a time in the Hessian: what stays in the nearest cache
+INTERIOR, INSIDE = 60, 0.99  # steps of the interior method, and how near to bounds one may go
+ROUGH = 1e-11  # a gap at which there is more to gain, whatever a step promises
+FACTORS = 512  # of at most two each: their product is below what float64 holds
+
+SUMS = {"reassoc", "contract", "nsz"}
+"""Sums in any order: several at once, in the lanes of a vector unit. NaN and infinity stay."""
+PLAIN = {"contract", "nsz"}
+jit = partial(numba.njit, error_model="numpy", no_cfunc_wrapper=True)
+LOG2E, LN2 = 1 / math.log(2), math.log(2)
+MAGIC = 1.5 * 2.0**52  # added and taken away again, it rounds to a whole number
+
+
+@jit(fastmath=PLAIN)
+def exp_negative(t, n, out, bits):
+    """`exp(-|t|)` for n numbers: 2^k times a polynomial, in loops that LLVM makes vectors of."""
+    whole = bits.view(np.float64)
+    for j in range(n):
+        x = max(-LOG2E * abs(t[j]), -1000.0)
+        rounded = x + MAGIC
+        whole[j] = rounded
+        r = (x - (rounded - MAGIC)) * LN2
+        p = 1 / 479001600
+        p = p * r + 1 / 39916800
+        p = p * r + 1 / 3628800
+        p = p * r + 1 / 362880
+        p = p * r + 1 / 40320
+        p = p * r + 1 / 5040
+        p = p * r + 1 / 720
+        p = p * r + 1 / 120
+        p = p * r + 1 / 24
+        p = p * r + 1 / 6
+        p = p * r + 0.5
+        p = p * r + 1
+        out[j] = p * r + 1
+    for j in range(n):
+        bits[j] = (bits[j] + 1023) << 52
+    for j in range(n):
+        out[j] *= whole[j]
+
+
+@jit(fastmath=SUMS)
+def log_product(ex, n):
+    """The sum of `log(1 + ex)`."""
+    total = 0.0
+    for first in range(0, n, FACTORS):
+        product = 1.0
+        for j in range(first, min(n, first + FACTORS)):
+            product *= 1 + ex[j]
+        total += math.log(product)
+    return total
+
+
+@jit(fastmath=SUMS)
+def box_point(s, v, low, width, e, n, y, w, t, bits):
+    """The minimiser of `s . y - e H(y)` into `y`, and `J` into `w`.
+
+    Gives `s . (y - v) - e H(y)`, the sum of `|s (y - v)|`, and `e H(y)`.
+    """
+    for j in range(n):
+        # A coordinate that is given has no entropy.
+        t[j] = width[j] * s[j] / e if width[j] > 0 else np.inf
+    exp_negative(t, n, w, bits)
+    logs = e * log_product(w, n)
+    level = size = bend = 0.0
+    for j in range(n):
+        ex = w[j]
+        small = ex / (1 + ex)
+        # u = sigmoid(-t): small where t is positive.
+        u = small if s[j] > 0 else 1 / (1 + ex)
+        corner = low[j] if s[j] > 0 else low[j] + width[j]
+        y[j] = low[j] + width[j] * u
+        level += s[j] * (corner - v[j])
+        size += abs(s[j] * (y[j] - v[j]))
+        bend += abs(s[j]) * width[j] * small
+        w[j] = width[j] * width[j] * small / (1 + ex) / e
+    return level - logs, size, bend + logs
+
+
+@jit(fastmath=SUMS)
+def simplex_point(s, v, low, width, m, e, n, y, w, t, bits):
+    """The same on simplices of `m` coordinates each; `w` is `y / e` where it is free."""
+    level = size = bend = 0.0
+    for group in range(n // m):
+        a, b = group * m, group * m + m
+        least, mass = np.inf, 1.0
+        for j in range(a, b):
+            if width[j] > 0:
+                least = min(least, s[j])
+            else:
+                mass -= low[j]
+        mass = max(mass, 0.0)
+        for j in range(a, b):
+            t[j] = (s[j] - least) / e if width[j] > 0 else np.inf
+        exp_negative(t[a:b], m, w[a:b], bits[a:b])
+        total = 0.0
+        for j in range(a, b):
+            w[j] = w[j] if width[j] > 0 else 0.0
+            total += w[j]
+        total = max(total, TINY)
+        share = mass / total
+        # -sum y log y with y = mass p and log p = -t - log(total).
+        turn = 0.0
+        for j in range(a, b):
+            y[j] = share * w[j] if width[j] > 0 else low[j]
+            turn += w[j] * t[j] if width[j] > 0 else 0.0
+            level += s[j] * (y[j] - v[j])
+            size += abs(s[j] * (y[j] - v[j]))
+            w[j] = share * w[j] / e
+        if mass > 0:
+            bend += e * mass * (turn / total + math.log(total) - math.log(mass))
+    return level - bend, size, bend
+
+
+@jit(fastmath=SUMS)
+def rounded(s, y, domain, e, n, t, w, bits):
+    """How much `e H` changes where `y`, the minimiser for the slope `s`, was rounded.
+
+    To second order, without logarithms; coordinate by coordinate where that is not enough.
+    """
+    m, low, width = domain
+    change = 0.0
+    if m:
+        for begin in range(0, n, m):
+            top = begin
+            for j in range(begin, begin + m):
+                top = j if width[j] > 0 and (y[j] > y[top] or width[top] == 0) else top
+            if not y[top] > 0 or width[top] == 0:
+                continue
+            # e H' = -e (log y + 1) = s + c, with one c for all: y = exp(-1 - (s + c) / e).
+            c = -e * (math.log(np.float64(y[top])) + 1) - s[top]
+            for j in range(begin, begin + m):
+                t[j] = 1 + (s[j] + c) / e if width[j] > 0 else 0.0
+                t[j] = min(max(t[j], 0.0), 700.0)
+            exp_negative(t[begin : begin + m], m, w[begin : begin + m], bits[begin : begin + m])
+            for j in range(begin, begin + m):
+                if width[j] > 0:
+                    off = np.float64(y[j]) - w[j]
+                    change += (s[j] + c) * off - e * off * off / (2 * max(w[j], TINY))
+        return change
+    for j in range(n):
+        t[j] = width[j] * s[j] / e if width[j] > 0 else np.inf
+    exp_negative(t, n, w, bits)
+    far = 0
+    for j in range(n):
+        small = w[j] / (1 + w[j])
+        u = small if s[j] > 0 else 1 / (1 + w[j])
+        off = (np.float64(y[j]) - low[j]) / (width[j] if width[j] > 0 else 1.0) - u
+        off = off if width[j] > 0 else 0.0
+        near = abs(off) <= 1e-3 * small
+        far += 0 if near else 1
+        # h'(u) = t, h''(u) = -1 / (u (1 - u))
+        bent = width[j] * s[j] * off - e * off * off * (1 + w[j]) / (2 * small + TINY)
+        change += bent if near else 0.0
+    if far:
+        for j in range(n):
+            small = w[j] / (1 + w[j])
+            u = small if s[j] > 0 else 1 / (1 + w[j])
+            now = (np.float64(y[j]) - low[j]) / (width[j] if width[j] > 0 else 1.0)
+            if width[j] > 0 and abs(now - u) > 1e-3 * small:
+                now = min(max(now, 0.0), 1.0)
+                before = math.log(1 + w[j]) + abs(t[j]) * small
+                change += e * (binary(now) + binary(1 - now) - before)
+    return change
+
+
+@jit()
+def binary(u):
+    """`-u log u`."""
+    return -u * math.log(u) if u > 0 else 0.0
+
+
+@jit(fastmath=SUMS)
+def evaluate(slopes, k, n, lam, d, v, tilt, e, domain, s, y, w, g, t, bits):
+    """`D` and its gradient at `lam`: the point `y`, `J` in `w`, the gradient in `g`.
+
+    Gives the value, the duality gap relative to the terms of `D`, their size, and `e H(y)`.
+    """
+    m, low, width = domain
+    if tilt.shape[0]:
+        for j in range(n):
+            s[j] = tilt[j]
+    else:
+        for j in range(n):
+            s[j] = 0.0
+    level = 0.0
+    for i in range(k):
+        if lam[i] > 0:
+            share, row = lam[i], slopes[i]
+            level += share * d[i]
+            for j in range(n):
+                s[j] += share * row[j]
+    if m == 0:
+        value, size, bend = box_point(s, v, low, width, e, n, y, w, t, bits)
+    else:
+        value, size, bend = simplex_point(s, v, low, width, m, e, n, y, w, t, bits)
+    size = 1 + abs(level) + size + abs(bend)
+    for j in range(n):
+        t[j] = y[j] - v[j]
+    top, mean = -np.inf, 0.0
+    for i in range(k):
+        row, total = slopes[i], d[i]
+        for j in range(n):
+            total += row[j] * t[j]
+        g[i] = total
+        top = max(top, total)
+        mean += lam[i] * total
+    return level + value, (top - mean) / size, size, bend
+
+
+@jit(fastmath=SUMS)
+def gram(slopes, n, first, free, count, w, domain, a, hessian):
+    """`A J A^T` with the rows `G_i - G_first`: differences before products."""
+    m = domain[0]
+    for p in range(count):
+        for q in range(p + 1):
+            hessian[p, q] = 0.0
+    base = slopes[first]
+    for begin in range(0, n, TILE):
+        size = min(TILE, n - begin)
+        for p in range(count):
+            row = slopes[free[p]]
+            for j in range(size):
+                a[p, j] = (np.float64(row[begin + j]) - np.float64(base[begin + j])) * math.sqrt(
+                    w[begin + j]
+                )
+        for p in range(count):
+            for q in range(p + 1):
+                total = 0.0
+                for j in range(size):
+                    total += a[p, j] * a[q, j]
+                hessian[p, q] += total
+    if m:
+        # J = diag(w) - w w^T / sum(w), in every simplex apart.
+        moments = a[:, 0]
+        for group in range(n // m):
+            begin, mass = group * m, 0.0
+            for j in range(begin, begin + m):
+                mass += w[j]
+            mass = max(mass, TINY)
+            for p in range(count):
+                row, total = slopes[free[p]], 0.0
+                for j in range(begin, begin + m):
+                    total += (np.float64(row[j]) - np.float64(base[j])) * w[j]
+                moments[p] = total
+            for p in range(count):
+                for q in range(p + 1):
+                    hessian[p, q] -= moments[p] * moments[q] / mass
+    for p in range(count):
+        for q in range(p):
+            hessian[q, p] = hessian[p, q]
+
+
+@jit(fastmath=PLAIN)
+def solve_positive(matrix, right, count):
+    """Cholesky in place, and the solution into `right`; whether the matrix was positive."""
+    for p in range(count):
+        for q in range(p + 1):
+            total = matrix[p, q]
+            for r in range(q):
+                total -= matrix[p, r] * matrix[q, r]
+            if p > q:
+                matrix[p, q] = total / matrix[q, q]
+            elif total > 0:
+                matrix[p, p] = math.sqrt(total)
+            else:
+                return False
+    substitute(matrix, right, count)
+    return True
+
+
+@jit(fastmath=PLAIN)
+def substitute(matrix, right, count):
+    """Solve with a Cholesky factor."""
+    for p in range(count):
+        for r in range(p):
+            right[p] -= matrix[p, r] * right[r]
+        right[p] /= matrix[p, p]
+    for p in range(count - 1, -1, -1):
+        for r in range(p + 1, count):
+            right[p] -= matrix[r, p] * right[r]
+        right[p] /= matrix[p, p]
+
+
+@jit(fastmath=PLAIN)
+def quadratic_step(hessian, gradient, shares, count, step, work):
+    """Where `gradient . d - d . hessian d / 2` is largest with `shares + d >= 0`, or near to it."""
+    system, vectors = work
+    units, found, pull, leaving = vectors[0], vectors[1], vectors[2], vectors[3]
+    largest = 0.0
+    for p in range(count):
+        largest = max(largest, hessian[p, p])
+        leaving[p] = step[p] = 0.0
+    least = max(1e-18 * largest, TINY)
+    for p in range(count):
+        units[p] = 1 / math.sqrt(max(hessian[p, p], least))
+    for round_ in range(ROUNDS):
+        rest, steepest = 0, TINY
+        for p in range(count):
+            if leaving[p] > 0:
+                found[p] = -shares[p]
+                pull[p] = 0.0
+                continue
+            total = gradient[p]
+            for q in range(count):
+                if leaving[q] > 0:
+                    total += hessian[p, q] * shares[q]
+            pull[p] = total
+            steepest = max(steepest, abs(total))
+            place = 0
+            for q in range(p):
+                if leaving[q] == 0:
+                    system[rest, place] = hessian[p, q] * units[p] * units[q]
+                    place += 1
+            system[rest, rest] = 1 + RIDGE
+            vectors[4, rest] = units[p] * total
+            rest += 1
+        sound, place = solve_positive(system, vectors[4], rest), 0
+        for p in range(count):
+            if leaving[p] == 0:
+                found[p] = units[p] * vectors[4, place]
+                sound = sound and math.isfinite(found[p])
+                place += 1
+        if not sound:
+            for p in range(count):
+                if leaving[p] == 0:
+                    found[p] = pull[p] / steepest
+        gain, below, willing = 0.0, False, False
+        for p in range(count):
+            total = 0.0
+            for q in range(count):
+                total += hessian[p, q] * found[q]
+            gain += (gradient[p] - total / 2) * found[p]
+            if leaving[p] == 0 and shares[p] + found[p] < 0:
+                below = True
+                willing = willing or pull[p] < 0
+        if gain > 0 or round_ == 0:
+            for p in range(count):
+                step[p] = found[p]
+        if not below:
+            return
+        # Those first that their own gradient takes there: others may only follow them.
+        for p in range(count):
+            if leaving[p] == 0 and shares[p] + found[p] < 0 and (pull[p] < 0 or not willing):
+                leaving[p] = 1.0
+
+
+@jit(fastmath=PLAIN)
+def climb(slopes, k, n, d, v, tilt, e, domain, tol, most, here, there, work):
+    """At most so many Newton steps from `here[0]`, until the duality gap is below `tol`.
+
+    `here` and `there` hold a `lam`, `s`, `y`, `J` and gradient each. Gives `D`, `e H(y)`, and
+    whether there is more to gain.
+    """
+    t, bits, a, hessian, system, vectors, free, _ = work
+    step = vectors[7]
+    lam, s, y, w, g = there
+    next_lam, next_s, next_y, next_w, next_g = here
+    swapped, late, settled = True, False, False
+    value, gap, size, bend, level, length, total = -np.inf, np.inf, 1.0, 0.0, 0.0, 1.0, 0.0
+    gain = along = room = 0.0
+    top, count, steps, halvings = np.int64(0), 0, 0, 0
+    while True:
+        new, new_gap, new_size, new_bend = evaluate(
+            slopes, k, n, next_lam, d, v, tilt, e, domain, next_s, next_y, next_w, next_g, t, bits
+        )
+        rises = new >= value + 1e-4 * gain - 4 * EPS * size
+        if steps == 0 or (rises and (not settled or new_gap < gap / 2)):
+            lam, s, y, w, g, next_lam, next_s, next_y, next_w, next_g = (
+                next_lam, next_s, next_y, next_w, next_g, lam, s, y, w, g,
+            )  # fmt: skip
+            swapped = not swapped
+            value, gap, size, bend = new, new_gap, new_size, new_bend
+            # Not a number is not above: a broken example ends here.
+            late = gap > tol
+            if not late or steps == most:
+                break
+            steps, halvings = steps + 1, 0
+            top, level = np.int64(0), 0.0
+            for i in range(k):
+                level += lam[i] * g[i]
+                if lam[i] > lam[top]:
+                    top = i
+            count = 0
+            for i in range(k):
+                if i != top and (lam[i] > 0 or g[i] > level):
+                    free[count] = i
+                    vectors[5, count] = g[i] - g[top]
+                    vectors[6, count] = lam[i]
+                    count += 1
+            gram(slopes, n, top, free, count, w, domain, a, hessian)
+            quadratic_step(hessian, vectors[5], vectors[6], count, step, (system, vectors))
+            along, reach, total, room = 0.0, 0.0, 0.0, np.inf
+            for p in range(count):
+                total += step[p]
+                reach += abs(step[p])
+                along += step[p] * (g[free[p]] - level)
+                if step[p] < 0:
+                    room = min(room, lam[free[p]] / -step[p])
+            along -= total * (g[top] - level)
+            if total > 0:
+                room = min(room, lam[top] / total)
+            length = min(1.0, 2 / max(reach + abs(total), TINY))
+            # Where no more than rounding is to be gained, the duality gap tells whether a step is
+            # good, and where that does not shrink, this is the maximum.
+            settled = length * along <= 4 * EPS * size
+        else:
+            halvings += 1
+            if settled or halvings == HALVINGS:
+                late = not settled or gap > ROUGH
+                break
+            # Where the arc bends first is worth a try: the bend may be what spoils the step.
+            length = room if length / 4 < room < length else length / 4
+        # Bent at zero and brought back to sum one.
+        mass = gain = 0.0
+        for i in range(k):
+            next_lam[i] = lam[i]
+        for p in range(count):
+            next_lam[free[p]] += length * step[p]
+        next_lam[top] -= length * total
+        for i in range(k):
+            next_lam[i] = next_lam[i] if next_lam[i] > EPS else 0.0
+            mass += next_lam[i]
+        for i in range(k):
+            next_lam[i] /= mass
+            gain += (next_lam[i] - lam[i]) * (g[i] - level)
+    if swapped:
+        # The state is in the other half.
+        next_lam[:k] = lam[:k]
+        next_s[:] = s
+        next_y[:] = y
+    return value, bend, late
+
+
+@jit(fastmath=SUMS)
+def bend_by(w, domain, n, v, out):
+    """`J v`."""
+    m = domain[0]
+    for j in range(n):
+        out[j] = w[j] * v[j]
+    if m:
+        for begin in range(0, n, m):
+            mass = total = 0.0
+            for j in range(begin, begin + m):
+                mass += w[j]
+                total += out[j]
+            for j in range(begin, begin + m):
+                out[j] -= w[j] * total / max(mass, TINY)
+
+
+@jit(fastmath=SUMS)
+def inner(slopes, first, k, n, v, out):
+    """`(G_i - G_first) . v`."""
+    base = 0.0
+    for j in range(n):
+        base += slopes[first, j] * v[j]
+    for i in range(k):
+        total = 0.0
+        for j in range(n):
+            total += slopes[i, j] * v[j]
+        out[i] = total - base
+
+
+@jit(fastmath=PLAIN)
+def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
+    """Mehrotra's primal-dual method, for duals that Newton's alone does not solve.
+
+    Where slopes are large beside the entropy, `D` is almost a polyhedron, and `y(lam)` jumps from
+    bound to bound. Here `y` is a variable of its own, and so are the slacks of the cuts:
+
+        s + slope of -e H(y) = 0,    slack = z - c - G y,    lam * slack = mu -> 0.
+
+    From `here[0]`, where the result goes too.
+    """
+    m, low, width = domain
+    t, bits, a, matrix, factor, vectors, free, down = work
+    lam, s, _, w, g = here
+    _, jr, y, move, _ = there
+    slack, right, one, first_lam, first_slack, rate, heights, turn = (
+        vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5], vectors[6],
+        vectors[7],
+    )  # fmt: skip
+    # From a point well inside, at a slope between those of the cuts.
+    for i in range(k):
+        lam[i] = 0.5 * lam[i] + 0.5 / k
+        free[i] = i
+    evaluate(slopes, k, n, lam, d, v, tilt, e, domain, s, y, w, g, t, bits)
+    centre_of(domain, n, y)
+    best, kept = np.inf, np.empty(k)
+    for j in range(n):
+        t[j] = y[j] - v[j]
+        # From here on `y` is the distance to the lower bound, and `down` that to the upper.
+        down[j] = low[j] + width[j] - y[j]
+        y[j] = y[j] if m else y[j] - low[j]
+    inner(slopes, 0, k, n, t, heights)
+    z = wide = -np.inf
+    for i in range(k):
+        heights[i] += d[i]
+        z = max(z, heights[i])
+    for i in range(k):
+        wide = max(wide, z - heights[i])
+    z += 0.1 * wide + 1e-3 * (1 + abs(z))
+    for i in range(k):
+        slack[i] = z - heights[i]
+    for _ in range(INTERIOR):
+        _, gap, _, _ = evaluate(slopes, k, n, lam, d, v, tilt, e, domain, s, move, w, g, t, bits)
+        if gap < best:
+            best = gap
+            kept[:] = lam[:k]
+        if not gap > tol:
+            break
+        # r = s + slope of -e H, and J, at y.
+        for j in range(n):
+            if m:
+                w[j] = y[j] / e if width[j] > 0 else 0.0
+                move[j] = s[j] + e * math.log(y[j]) if width[j] > 0 else 0.0
+            else:
+                w[j] = y[j] * down[j] / e if width[j] > 0 else 0.0
+                move[j] = s[j] + e / width[j] * math.log(y[j] / down[j]) if width[j] > 0 else 0.0
+        bend_by(w, domain, n, move, jr)
+        gram(slopes, n, np.int64(0), free, k, w, domain, a, matrix)
+        inner(slopes, 0, k, n, jr, heights)  # A J r
+        for j in range(n):
+            if m or width[j] == 0:
+                t[j] = (y[j] if width[j] > 0 else low[j]) - v[j]
+            else:
+                t[j] = (low[j] + y[j] if y[j] < down[j] else low[j] + width[j] - down[j]) - v[j]
+        inner(slopes, 0, k, n, t, turn)
+        mu = 0.0
+        for i in range(k):
+            turn[i] = z - d[i] - turn[i] - slack[i]  # what the slack is off by
+            mu += lam[i] * slack[i] / k
+            matrix[i, i] += slack[i] / lam[i] + 1e-14 * (1 + matrix[i, i])
+        for p in range(k):
+            for q in range(p + 1):
+                factor[p, q] = matrix[p, q]
+            one[p] = 1.0
+            right[p] = -slack[p] - turn[p] - heights[p]
+        if not solve_positive(factor, right, k):
+            break
+        substitute(factor, one, k)
+        total = share = 0.0
+        for i in range(k):
+            total += right[i]
+            share += one[i]
+        rise = total / share
+        # The predictor: straight to the boundary.
+        reach = 1.0
+        for i in range(k):
+            first_lam[i] = right[i] - rise * one[i]
+            first_slack[i] = -slack[i] - slack[i] / lam[i] * first_lam[i]
+            if first_lam[i] < 0:
+                reach = min(reach, -lam[i] / first_lam[i])
+            if first_slack[i] < 0:
+                reach = min(reach, -slack[i] / first_slack[i])
+        ahead = 0.0
+        for i in range(k):
+            ahead += (lam[i] + reach * first_lam[i]) * (slack[i] + reach * first_slack[i]) / k
+        target = mu * min(1.0, (ahead / mu) ** 3)
+        # The corrector.
+        for i in range(k):
+            rate[i] = target - lam[i] * slack[i] - first_lam[i] * first_slack[i]
+            right[i] = rate[i] / lam[i] - turn[i] - heights[i]
+        substitute(factor, right, k)
+        total = 0.0
+        for i in range(k):
+            total += right[i]
+        rise, reach = total / share, 1.0
+        for i in range(k):
+            first_lam[i] = right[i] - rise * one[i]
+            first_slack[i] = (rate[i] - slack[i] * first_lam[i]) / lam[i]
+            if first_lam[i] < 0:
+                reach = min(reach, -INSIDE * lam[i] / first_lam[i])
+            if first_slack[i] < 0:
+                reach = min(reach, -INSIDE * slack[i] / first_slack[i])
+        # dy = -J (r + A^T dlam)
+        for j in range(n):
+            t[j] = 0.0
+        for i in range(k):
+            for j in range(n):
+                t[j] += first_lam[i] * (np.float64(slopes[i, j]) - np.float64(slopes[0, j]))
+        for j in range(n):
+            t[j] += move[j]
+        bend_by(w, domain, n, t, move)
+        if not reach > 1e-12:
+            break
+        mass = 0.0
+        for i in range(k):
+            lam[i] += reach * first_lam[i]
+            slack[i] += reach * first_slack[i]
+            mass += lam[i]
+        for i in range(k):
+            lam[i] /= mass
+        z += reach * rise
+        # Each coordinate as far as it may go: one on its way to a bound holds back no other.
+        for j in range(n):
+            if width[j] > 0:
+                up = max(y[j] - reach * move[j], 0.1 * y[j])
+                if m:
+                    y[j] = max(up, 1e-20)
+                else:
+                    rest = max(down[j] + reach * move[j], 0.1 * down[j])
+                    y[j] = max(up if up < rest else width[j] - rest, 1e-20 * width[j])
+                    down[j] = max(width[j] - up if up < rest else rest, 1e-20 * width[j])
+        if m:
+            level_out(domain, n, y)
+    # Shares that are only on their way to zero.
+    total = 0.0
+    for i in range(k):
+        lam[i] = kept[i] if kept[i] > 1e-10 else 0.0
+        total += lam[i]
+    for i in range(k):
+        lam[i] /= total
+
+
+@jit()
+def centre_of(domain, n, y):
+    """Half-way between `y` and the middle of the domain."""
+    m, low, width = domain
+    for j in range(n):
+        if width[j] > 0:
+            y[j] = 0.5 * y[j] + 0.5 * (1.0 / m if m else low[j] + width[j] / 2)
+    if m:
+        level_out(domain, n, y)
+
+
+@jit()
+def level_out(domain, n, y):
+    """Scale the free coordinates of each simplex to its mass."""
+    m, low, width = domain
+    for begin in range(0, n, m):
+        mass, total = 1.0, 0.0
+        for j in range(begin, begin + m):
+            if width[j] > 0:
+                total += y[j]
+            else:
+                mass -= low[j]
+        for j in range(begin, begin + m):
+            if width[j] > 0:
+                y[j] *= max(mass, 1e-300) / total
+
+
+@jit(fastmath=PLAIN)
+def maximise(slopes, k, n, d, v, tilt, e, domain, tol, here, there, other, work):
+    """Maximise `D` from `here[0]`: at once, and where that is not enough from the inside."""
+    best, best_bend, tried = -np.inf, 0.0, False
+    while True:
+        value, bend, late = climb(
+            slopes, k, n, d, v, tilt, e, domain, tol, LAST if tried else FIRST, here, there, work
+        )
+        if tried or not late:
+            break
+        best, best_bend, tried = value, bend, True
+        other[0][:k] = here[0][:k]
+        other[1][:] = here[1]
+        other[2][:] = here[2]
+        interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work)
+    if value > best:
+        return value, bend
+    here[0][:k] = other[0][:k]
+    here[1][:] = other[1]
+    here[2][:] = other[2]
+    return best, best_bend

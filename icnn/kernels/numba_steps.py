@@ -1,0 +1,347 @@
+# pyright: reportCallIssue=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false
+"""A bundle step of a whole batch on a CPU: all that is not the energy, in one compiled call.
+
+Everything that a step reads and writes lies in tensors that are made once. A table of their
+addresses is what a call takes: the price of a step in Python is that of one call, whatever the
+number of tensors. `Record.look`, `Cuts.add` and `Cuts.minimise` say the same in plain PyTorch.
+"""
+
+import ctypes
+import os
+import zlib
+from functools import cache
+from pathlib import Path
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import carray, prange, types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from icnn.kernels.dual import TOL, Model
+from icnn.kernels.numba_dual import SUMS, TILE, jit, maximise, rounded
+
+RUNNING, CONVERGED, STALLED, NONFINITE, NONCONVEX = -1, 0, 2, 3, 4
+DUAL, STEP, END = 0, 1, 2  # the dual alone, a whole step, the last look
+ROUGHEST = 1e-4  # of a dual gap, relative
+BELOW = -1e300
+
+# What the table holds: sizes, then addresses.
+NAMES = (
+    "mode", "step", "count", "batch", "n", "slots", "group", "rows", "tilted", "learning",
+    "parts", "numbers", "slopes", "offsets", "lam", "idle", "points", "y", "energy", "slope",
+    "answer", "value", "lower", "bound", "best", "rounding", "bend", "given", "same", "steps",
+    "status", "gaps", "low", "width", "entropy", "tilt", "near", "out",
+)  # fmt: skip
+PLACES = {name: place for place, name in enumerate(NAMES)}
+(MODE, STEP_, COUNT, BATCH, N, SLOTS, GROUP, ROWS, TILTED, LEARNING, PARTS, NUMBERS, SLOPES,
+ OFFSETS, LAM, IDLE, POINTS, Y, ENERGY, SLOPE, ANSWER, VALUE, LOWER, BOUND, BEST, ROUNDING, BEND,
+ GIVEN, SAME, STEPS, STATUS, GAPS, LOW, WIDTH, ENTROPY, TILT, NEAR, OUT) = range(38)  # fmt: skip
+SIZE = len(NAMES)
+
+
+@intrinsic
+def pointer(context, address):
+    """An address as a pointer."""
+
+    def code(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), code
+
+
+@intrinsic
+def call(context, function, table, part):
+    """Call a compiled function by its address."""
+
+    def code(context, builder, signature, arguments):
+        integer = ir.IntType(64)
+        kind = ir.FunctionType(ir.VoidType(), [integer.as_pointer(), integer])
+        function = builder.inttoptr(arguments[0], kind.as_pointer())
+        builder.call(function, [builder.inttoptr(arguments[1], integer.as_pointer()), arguments[2]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), code
+
+
+@numba.njit(parallel=True, cache=True)
+def spread(function, table, parts):
+    """Call a function for every part of its work, on all threads."""
+    for part in prange(parts):
+        call(function, table, part)
+
+
+@jit(fastmath=SUMS)
+def relative(slope, offset, v):
+    """A cut at the point `v`."""
+    for j in range(len(v)):
+        offset += slope[j] * v[j]
+    return offset
+
+
+@jit(fastmath=SUMS)
+def meet(y, slope):
+    """`slope . y`, the sum of its absolute terms, and whether all is finite."""
+    product = size = 0.0
+    finite = True
+    for j in range(len(y)):
+        term = np.float64(slope[j]) * np.float64(y[j])
+        product += term
+        size += abs(term)
+        finite = finite and abs(slope[j]) < np.inf
+    return product, size, finite
+
+
+@jit()
+def look(step, last, size, finite, same, y, answer, record, tol, eps):
+    """`Record.look` for one example. While it runs, `answer` is the best point so far."""
+    energy, bend, given, lower, bound, best, rounding = record
+    f = energy - bend
+    noise = 32 * eps * (abs(f) + size)
+    rounding = max(rounding, noise)
+    again = same and step > 1
+    if finite:
+        lower = max(lower, f if given else bound)
+        if f < best:
+            best = f
+            answer[:] = y
+    broken = finite and best < lower - rounding
+    if finite and (broken or again):
+        f = best
+    gap, status = f - lower, RUNNING
+    if not finite:
+        status = NONFINITE
+    elif broken:
+        status = NONCONVEX
+    elif gap <= tol * max(1.0, abs(f)):
+        status = CONVERGED
+    elif gap <= noise or again:
+        status = STALLED
+    if finite and (status != RUNNING or last) and not (broken or again):
+        answer[:] = y
+    return f, lower, best, rounding, status
+
+
+@jit()
+def work(table, part, dtype):
+    """The examples `part`, `part + parts`, ... of a step."""
+    t = carray(table, SIZE)
+    mode, step, k, batch, n, slots = t[MODE], t[STEP_], t[COUNT], t[BATCH], t[N], t[SLOTS]
+    m, rows, parts = t[GROUP], t[ROWS], t[PARTS]
+    numbers = carray(pointer(t[NUMBERS]), 4, np.float64)
+    e, tol, inexact, eps = numbers[0], numbers[1], numbers[2], numbers[3]
+    slopes = carray(pointer(t[SLOPES]), (batch, slots, n), dtype)
+    offsets = carray(pointer(t[OFFSETS]), (batch, slots), np.float64)
+    lam = carray(pointer(t[LAM]), (batch, slots), np.float64)
+    idle = carray(pointer(t[IDLE]), (batch, slots), np.float64)
+    points = carray(pointer(t[POINTS]), (batch, slots, n), dtype)
+    y = carray(pointer(t[Y]), (batch, n), dtype)
+    energy = carray(pointer(t[ENERGY]), batch, np.float64)
+    slope = carray(pointer(t[SLOPE]), (batch, n), dtype)
+    answer = carray(pointer(t[ANSWER]), (batch, n), dtype)
+    value = carray(pointer(t[VALUE]), batch, np.float64)
+    lower = carray(pointer(t[LOWER]), batch, np.float64)
+    bound = carray(pointer(t[BOUND]), batch, np.float64)
+    best = carray(pointer(t[BEST]), batch, np.float64)
+    rounding = carray(pointer(t[ROUNDING]), batch, np.float64)
+    bend = carray(pointer(t[BEND]), batch, np.float64)
+    given = carray(pointer(t[GIVEN]), batch, np.bool_)
+    same = carray(pointer(t[SAME]), batch, np.bool_)
+    taken = carray(pointer(t[STEPS]), batch, np.int64)
+    status = carray(pointer(t[STATUS]), batch, np.int64)
+    gaps = carray(pointer(t[GAPS]), batch, np.float64)
+    low = carray(pointer(t[LOW]), (rows, n), np.float64)
+    width = carray(pointer(t[WIDTH]), (rows, n), np.float64)
+    entropy = carray(pointer(t[ENTROPY]), batch, np.float64)
+    tilts = carray(pointer(t[TILT]), (batch if t[TILTED] else 0, n), np.float64)
+    near = carray(pointer(t[NEAR]), (batch, n), np.float64)
+    out = carray(pointer(t[OUT]), (batch, n), np.float64)
+
+    # Scratch: three states of a search, and what one step of it needs.
+    here = (np.empty(k), np.empty(n), np.empty(n), np.empty(n), np.empty(k))
+    there = (np.empty(k), np.empty(n), np.empty(n), np.empty(n), np.empty(k))
+    other = (np.empty(k), np.empty(n), np.empty(n))
+    scratch = (
+        np.empty(n), np.empty(n, np.int64), np.empty((k, TILE)), np.empty((k, k)), np.empty((k, k)),
+        np.empty((8, k)), np.empty(k, np.int64), np.empty(n),
+    )  # fmt: skip
+    d, v, none = np.empty(k), np.empty(n), np.empty(0)
+
+    for b in range(part, batch, parts):
+        if status[b] == RUNNING:
+            going, fine, slot = True, tol, k - 1
+            if mode != DUAL:
+                product, size, finite = meet(y[b], slope[b])
+                finite = finite and abs(energy[b]) < np.inf
+                before = (
+                    energy[b], bend[b], given[b], lower[b], bound[b], best[b], rounding[b],
+                )  # fmt: skip
+                value[b], lower[b], best[b], rounding[b], status[b] = look(
+                    step, mode == END, size, finite, same[b], y[b], answer[b], before, tol, eps
+                )
+                taken[b] = step
+                going = mode == STEP and status[b] == RUNNING
+                if going:
+                    if step >= slots:
+                        # The one that has been idle for longest; else the one of the least share.
+                        slot = np.int64(0)
+                        for i in range(slots):
+                            if idle[b, i] - lam[b, i] > idle[b, slot] - lam[b, slot]:
+                                slot = np.int64(i)
+                    slopes[b, slot] = slope[b]
+                    offsets[b, slot] = energy[b] - product - 16 * eps * (abs(energy[b]) + size)
+                    if t[LEARNING]:
+                        points[b, slot] = y[b]
+                    total = lam[b, slot] = idle[b, slot] = 0.0
+                    for i in range(k):
+                        total += lam[b, i]
+                    if total > 0:
+                        for i in range(k):
+                            lam[b, i] /= total
+                    else:
+                        lam[b, slot] = 1.0
+                    # No finer than what is left to gain is worth.
+                    rest = (value[b] - lower[b]) / (1 + abs(value[b]) + size)
+                    fine = max(TOL, min(inexact * rest, ROUGHEST))
+            if going:
+                level = -np.inf
+                for j in range(n):
+                    v[j] = near[b, j] if mode == DUAL else y[b, j]
+                # All cuts from the last point, and the highest of them there at zero.
+                for i in range(k):
+                    d[i] = relative(slopes[b, i], offsets[b, i], v)
+                    level = max(level, d[i])
+                    here[0][i] = lam[b, i]
+                for i in range(k):
+                    d[i] -= level
+                row = b if rows > 1 else 0
+                own = (m, low[row], width[row])
+                found, bent = maximise(
+                    slopes[b], k, n, d, v, tilts[b] if t[TILTED] else none,
+                    entropy[b] if mode == DUAL else e,
+                    own, fine, here, there, other, scratch,
+                )  # fmt: skip
+                for i in range(k):
+                    lam[b, i] = here[0][i]
+                if mode == DUAL:
+                    value[b] = found + level
+                    out[b] = here[2]
+                else:
+                    bound[b] = max(bound[b], found + level)
+                    for i in range(k):
+                        idle[b, i] = 0.0 if lam[b, i] > 0 else idle[b, i] + 1
+                    unmoved = True
+                    for j in range(n):
+                        before_j = y[b, j]
+                        y[b, j] = here[2][j]
+                        unmoved = unmoved and y[b, j] == before_j
+                    bend[b], same[b] = (
+                        bent + rounded(here[1], y[b], own, e, n, v, there[1], scratch[1]),
+                        unmoved,
+                    )
+        if mode != DUAL and step:
+            gap = value[b] - lower[b]
+            gaps[b] = gap if gap == gap else np.inf
+
+
+SIGNATURE = types.void(types.CPointer(types.int64), types.int64)
+
+
+C_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
+LITTLE = 4096  # numbers in the cuts that one thread is done with before another has begun
+HOME = os.getpid()
+
+
+@cache
+def entry(dtype):
+    """`work` for energies of a dtype: compiled once, and kept on disk."""
+    kind, folder = DTYPES[dtype], Path(__file__).parent
+    # Numba keeps what it compiled until this file changes, or a number that the function holds.
+    sources = b"".join((folder / f"numba_{name}.py").read_bytes() for name in ("dual", "steps"))
+    version = zlib.crc32(sources)
+
+    @numba.cfunc(SIGNATURE, cache=True, error_model="numpy")
+    def function(table, part):
+        if version >= 0:
+            work(table, part, kind)
+
+    return function.address, C_TYPE(function.address)
+
+
+class Table:
+    """The table of a search, and the tensors that it points to.
+
+    Args:
+        slopes: `(B, slots, n)`, in the energy's dtype.
+        fields: Sizes and tensors by name, all of them on the CPU and contiguous.
+    """
+
+    def __init__(self, slopes: Tensor, **fields: Tensor | int):
+        self.numbers = np.zeros(SIZE, np.int64)
+        self.address, self.function = entry(slopes.dtype)
+        self.kept: dict[str, Tensor] = {}
+        batch, slots, n = slopes.shape
+        self.set(**{"slopes": slopes, "batch": batch, "slots": slots, "n": n, **fields})
+
+    def set(self, **fields: Tensor | int) -> None:
+        """Point to other tensors."""
+        for name, field in fields.items():
+            if isinstance(field, Tensor):
+                self.kept[name] = field
+                field = field.data_ptr()
+            self.numbers[PLACES[name]] = field
+
+    def __call__(self) -> None:
+        """Do the work that the table describes."""
+        batch, n, count = self.numbers[BATCH], self.numbers[N], self.numbers[COUNT]
+        # A forked process has none of its parent's threads.
+        little = batch * n * count < LITTLE or os.getpid() != HOME
+        parts = 1 if little else min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        self.numbers[PARTS] = parts
+        if parts == 1:
+            self.function(self.numbers.ctypes.data, 0)
+        else:
+            numba.set_num_threads(parts)
+            spread(self.address, self.numbers.ctypes.data, parts)
+
+
+def dual(model: Model, start: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`icnn.kernels.dual.solve`."""
+    count, slopes = start.shape[1], model.slopes
+    slots = slopes.stride(0) // max(1, slopes.shape[2])
+    if slopes.stride()[1:] != (slopes.shape[2], 1) or slots < count:
+        slopes, slots = slopes.contiguous(), count
+    # A cut that is not there lies below all others.
+    offsets = start.new_zeros(len(start), slots)
+    offsets[:, :count] = torch.where(model.alive, model.offsets, BELOW)
+    lam = torch.zeros_like(offsets)
+    lam[:, :count] = start
+    y = start.new_empty(len(start), slopes.shape[2])
+    near = torch.zeros_like(y) if model.near is None else model.near.double().contiguous()
+    low, width, group = model.domain.ground(start.new_empty(model.shape))
+    table = Table(
+        slopes,
+        mode=DUAL,
+        slots=slots,
+        count=count,
+        numbers=start.new_tensor([0.0, TOL, 0.0, 0.0]),
+        offsets=offsets,
+        lam=lam,
+        status=torch.where(active, RUNNING, CONVERGED),
+        entropy=model.entropy.contiguous(),
+        near=near,
+        out=y,
+        value=start.new_empty(len(start)),
+        low=low,
+        width=width,
+        rows=len(low),
+        group=group,
+    )
+    if model.tilt is not None:
+        table.set(tilt=model.tilt.contiguous(), tilted=1)
+    table()
+    return lam[:, :count], y.reshape(model.shape), table.kept["value"]
