@@ -63,9 +63,11 @@ def differentiate(problem: Problem, record: Record, solve: Callable[[Problem], R
         read(problem, record, spot)  # refuses what cannot be unrolled
         return Learned(torch.where(rows(bad, y), y, last), tied(level, value, bad))
 
-    def hold(point: Tensor) -> Tensor:
-        held = problem.free is not None and here.requires_grad
-        return torch.where(problem.free, point, here.to(y.dtype)) if held else point  # pyright: ignore
+    def hold(point: Tensor, rows: Tensor) -> Tensor:
+        free = problem.free
+        if free is None or not here.requires_grad:
+            return point
+        return torch.where(free[rows], point, here[rows].to(y.dtype))
 
     found = read(problem, record, spot)
     straight = problem.gradient == "cuts" or (

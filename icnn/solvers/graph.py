@@ -58,6 +58,10 @@ class Watched:
             self.live = any(id(leaf) not in own for leaf in leaves(value))
         return value
 
+    def __getattr__(self, name: str) -> Any:
+        # What the energy can do besides: `value_and_gradient`, `select`.
+        return getattr(self.energy, name)
+
 
 def traits(value: Tensor, y: Tensor) -> Traits:
     """Read the operations between `y`, a leaf, and a value.

@@ -6,14 +6,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from icnn.energies.energy import EnergyAt
 from icnn.solvers.adjoint import Bend
 from icnn.solvers.problem import Pieces, Problem
 
 SAME = 0.1  # tangents that curvature brings this much nearer to each other are of one piece
 TINY = torch.finfo(torch.float64).tiny
 
-Hold = Callable[[Tensor], Tensor]
-"""Puts the coordinates that are given in their place, with their graph."""
+Hold = Callable[[Tensor, Tensor], Tensor]
+"""Puts the coordinates that are given in their place, with their graph, at points of some rows."""
 
 
 class Part(NamedTuple):
@@ -46,53 +47,82 @@ def counting(pieces: Pieces, y: Tensor, none: Tensor) -> Pieces:
     return pieces._replace(points=points.unflatten(2, y.shape[1:]), lam=lam)
 
 
+class Some(NamedTuple):
+    """Some cuts of a batch that are evaluated in one pass: whose they are, and in which slots."""
+
+    energy: EnergyAt
+    rows: Tensor
+    slots: Tensor
+
+
+def together(problem: Problem, lam: Tensor) -> list[Some]:
+    """All cuts that count in one pass, where the energy may be asked about some examples only.
+
+    Else slot by slot: examples with fewer cuts than others then pay for slots that are empty.
+    """
+    batch, k = lam.shape
+    select = getattr(problem.energy, "select", None)
+    if select is None or k == 1:
+        every = torch.arange(batch, device=lam.device)
+        return [Some(problem.energy, every, torch.full_like(every, slot)) for slot in range(k)]
+    rows, slots = (lam > 0).nonzero(as_tuple=True)
+    return [Some(select(rows), rows, slots)]
+
+
 def attached(problem: Problem, hold: Hold, pieces: Pieces, y: Tensor, curved: bool) -> Part:
     """The pieces as PyTorch's graph has them, cut by cut.
 
     Cuts are made near the answer and not at it. Straight pieces are the same there; of curved ones
     the heights and slopes are taken along, by their curvature where the cut was made.
     """
-    points, slopes, heights, carried = [], [], [], []
+    lam, free = pieces.lam, problem.free
     far = (y[:, None] - pieces.points).flatten(start_dim=2)
     curved_away = curved and bool(far.any())
-    for point, away in zip(pieces.points.unbind(dim=1), far.unbind(dim=1), strict=True):
-        point = point.detach().clone().requires_grad_()
-        height = problem.energy(hold(point))
-        slope = slope_of(height, point, problem.free)
+    points, slopes, heights, carried, parts = [], [], [], [], together(problem, lam)
+    for energy, rows, slots in parts:
+        point = pieces.points[rows, slots].detach().clone().requires_grad_()
+        away, given = far[rows, slots], None if free is None else free[rows]
+        height = energy(hold(point, rows))
+        slope = slope_of(height, point, given)
         taken, bent = slope, torch.zeros_like(slope)
         if curved_away and slope.requires_grad:
-            bent = slope_of((slope * away).sum(dim=1), point, problem.free)
+            bent = slope_of((slope * away).sum(dim=1), point, given)
             taken = slope + bent
         points.append(point)
         slopes.append(slope)
         heights.append(height + ((slope + bent / 2) * away).sum(dim=1))
         carried.append(taken)
-    stacked = torch.stack(carried, dim=1)
-    lam = pieces.lam
+    rows = torch.cat([part.rows for part in parts])
+    slots = torch.cat([part.slots for part in parts])
+    shares = lam[rows, slots][:, None]
+
+    def placed(values: list[Tensor]) -> Tensor:
+        joined = torch.cat(values)
+        empty = joined.new_zeros(*lam.shape, *joined.shape[1:])
+        return empty.index_put((rows, slots), joined)
+
+    def total(values: Tensor) -> Tensor:
+        return values.new_zeros(len(y), values.shape[1]).index_add(0, rows, values)
 
     def hessian(q: Tensor) -> Tensor:
-        shares = [(share[:, None] * q).to(y.dtype) for share in lam.unbind(dim=1)]
+        vectors = (shares * q[rows]).to(y.dtype).split([len(slope) for slope in slopes])
         ways = [
-            (s, p, v) for s, p, v in zip(slopes, points, shares, strict=True) if s.requires_grad
+            (s, p, v) for s, p, v in zip(slopes, points, vectors, strict=True) if s.requires_grad
         ]
         if not ways:
             return torch.zeros_like(q)
-        outputs, inputs, vectors = zip(*ways, strict=True)
+        outputs, inputs, weights = zip(*ways, strict=True)
         bent = torch.autograd.grad(
-            outputs, inputs, vectors, retain_graph=True, allow_unused=True, materialize_grads=True
+            outputs, inputs, weights, retain_graph=True, allow_unused=True, materialize_grads=True
         )
-        total = torch.stack(bent).sum(dim=0)
-        total = total if problem.free is None else torch.where(problem.free, total, 0.0)
-        return total.flatten(start_dim=1).double()
+        found = total(torch.cat(bent).flatten(start_dim=1))
+        found = found if free is None else torch.where(free.flatten(start_dim=1), found, 0.0)
+        return found.double()
 
-    return Part(
-        torch.stack(heights, dim=1),
-        (lam.to(y.dtype)[:, None, :] @ stacked).squeeze(1),
-        stacked.detach().double(),
-        torch.stack(slopes, dim=1).detach().double(),
-        lam,
-        hessian if curved else None,
-    )
+    stacked = placed([slope.detach() for slope in carried]).double()
+    straight = placed([slope.detach() for slope in slopes]).double() if curved_away else stacked
+    mean = total(shares.to(y.dtype) * torch.cat(carried))
+    return Part(placed(heights), mean, stacked, straight, lam, hessian if curved else None)
 
 
 def slope_of(value: Tensor, point: Tensor, free: Tensor | None) -> Tensor:
