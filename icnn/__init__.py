@@ -20,6 +20,7 @@ from icnn.solvers.domains import Box, Simplex
 from icnn.solvers.exact import LinearProgram
 from icnn.solvers.gradient import ProjectedGradient
 from icnn.solvers.solution import Solution, Status
+from icnn.solvers.stream import stream
 
 __version__ = "0.1.0"
 
@@ -53,4 +54,5 @@ __all__ = [
     "losses",
     "project_",
     "save",
+    "stream",
 ]

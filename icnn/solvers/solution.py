@@ -1,10 +1,11 @@
 """What `argmin` gives back: for each example an answer, a bound on its error and a status."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -57,6 +58,12 @@ class Solution:
     @property
     def converged(self) -> Tensor:
         return self.status == Status.CONVERGED
+
+    def to(self, device: torch.device | str) -> "Solution":
+        """The same on another device."""
+        return replace(
+            self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)}
+        )
 
     def report(self) -> str:
         """A few lines: how many examples ended how, the worst gap, the steps."""
