@@ -1,5 +1,6 @@
 """Losses for energies. PyTorch's work on `solution.y` as on any tensor; here are two more."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,13 +100,36 @@ class Rivals(Energy):
         self.smooth = getattr(energy, "smooth", None)
 
     def at(self, x: Any) -> EnergyAt:
-        self.f = f = at(self.parts[0], x)
+        self.f = at(self.parts[0], x)
+        return RivalsAt(self.f, self.domain, self.weight, self.most)
 
-        def augmented(y: Tensor) -> Tensor:
-            u = self.domain.unit(y).to(y.dtype) if isinstance(self.domain, Box) else y
-            return f(y) - (self.most - total(self.weight * u))
 
-        return augmented
+class RivalsAt:
+    """The same at `x`: the margin is linear in `y`."""
+
+    def __init__(self, f: Any, domain: Box | Simplex, weight: Tensor, most: Tensor):
+        self.f, self.domain, self.weight, self.most = f, domain, weight, most
+
+    def __call__(self, y: Tensor) -> Tensor:
+        return self.f(y) - self.margin(y)
+
+    def margin(self, y: Tensor) -> Tensor:
+        """How wrong `y` is."""
+        u = self.domain.unit(y).to(y.dtype) if isinstance(self.domain, Box) else y
+        return self.most - total(self.weight * u)
+
+    @property
+    def value_and_gradient(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+        own = getattr(self.f, "value_and_gradient", None)
+        if own is None:
+            return None
+        slope = self.weight / self.domain.width if isinstance(self.domain, Box) else self.weight
+
+        def both(y: Tensor) -> tuple[Tensor, Tensor]:
+            value, gradient = own(y)
+            return value - self.margin(y), gradient + slope.to(y.dtype)
+
+        return both
 
 
 def corners(y_true: Tensor, domain: Any) -> Tensor:

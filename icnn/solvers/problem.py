@@ -1,5 +1,6 @@
 """One batch of problems as solvers see it, and the record of a search."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -89,6 +90,9 @@ class Problem:
     def tangent(self, y: Tensor) -> Tangent:
         """The energy and its slope, by one pass forward and one back; with a graph if `y` has."""
         live = y.requires_grad
+        if not live and self.own is not None:
+            value, slope = self.passed(y)
+            return Tangent(value, slope.double())
         with torch.inference_mode(False), torch.enable_grad():
             y = y.to(self.start.dtype) if live else y.to(self.start.dtype).clone().requires_grad_()
             value = self.energy(y)
@@ -102,16 +106,26 @@ class Problem:
             found = Tangent(value.double(), slope.flatten(start_dim=1).double())
         return found if live else found.plain
 
+    @property
+    def own(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+        """What gives values and gradients without PyTorch's graph, where the energy has it.
+
+        The first pass has a graph where gradients are wanted: it tells whether there are any. And
+        under autocast, values must be those that the energy itself has there.
+        """
+        watching = self.gradient is not None and getattr(self.energy, "live", True) is None
+        if watching or torch.is_autocast_enabled(self.start.device.type):
+            return None
+        return getattr(self.energy, "value_and_gradient", None)
+
     def passed(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """The same without a graph: values in float64, slopes as they come."""
-        own = getattr(self.energy, "value_and_gradient", None)
-        # The first pass has a graph where gradients are wanted: it tells whether there are any.
-        watching = self.gradient is not None and getattr(self.energy, "live", True) is None
-        if own is None or watching:
+        own = self.own
+        if own is None:
             value, slope = self.tangent(y)
             return value, slope.to(y.dtype)
         with torch.no_grad():
-            value, slope = own(y)
+            value, slope = own(y.to(self.start.dtype))
             slope = slope if self.free is None else torch.where(self.free, slope, 0.0)
         return value.double(), slope.flatten(start_dim=1).contiguous()
 
