@@ -66,3 +66,22 @@ def demo(seed: Seed = 0, out: Out = Path("icnn-demo"), fast: Fast = False) -> No
 
     torch.set_num_threads(1)  # the networks are small: more threads would only wait for each other
     run(Settings(seed=seed, out=out, fast=fast))
+
+
+@app.command()
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Which ones; all of them by default.")
+    ] = None,
+    seed: Seed = 0,
+    out: Out = Path("results"),
+    fast: Fast = False,
+) -> None:
+    """What the argmin costs on this machine: each benchmark prints a table and writes its numbers.
+
+    argmin (against its network passes), backward, growth, room (memory), profile, rivals. They are
+    part of the repository, not of the package: run this in a clone.
+    """
+    from icnn.experiments.bench import Settings, run
+
+    run(Settings(tuple(names or ()), seed=seed, out=out, fast=fast))

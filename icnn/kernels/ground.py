@@ -1,5 +1,6 @@
 """A domain as compiled kernels read it."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,11 +17,16 @@ class Ground(NamedTuple):
 
 def ground(low: float | Tensor, width: float | Tensor, group: int, like: Tensor) -> Ground:
     """Bounds for points like `(B, *y_shape)`; one row where all examples share them."""
-    bounds = [
-        torch.as_tensor(bound, dtype=torch.float64, device=like.device).detach()
-        for bound in (low, width)
-    ]
-    shared = all(b.ndim < like.ndim or b.shape[0] == 1 for b in bounds)
-    shape = like[:1].shape if shared else like.shape
-    low, width = (b.broadcast_to(shape).flatten(start_dim=1).contiguous() for b in bounds)
-    return Ground(low, width, group)
+    n = math.prod(like.shape[1:])
+
+    def flat(bound: float | Tensor, shape: torch.Size) -> Tensor:
+        if not isinstance(bound, Tensor):
+            return torch.full((1, n), bound, dtype=torch.float64, device=like.device)
+        bound = bound.detach().to(like.device, torch.float64)
+        return bound.broadcast_to(shape).reshape(shape[0], n).contiguous()
+
+    tensors = [bound for bound in (low, width) if isinstance(bound, Tensor)]
+    shared = all(bound.ndim < like.ndim or bound.shape[0] == 1 for bound in tensors)
+    shape = torch.Size((1, *like.shape[1:])) if shared else like.shape
+    rows = [flat(bound, shape).expand(shape[0], n).contiguous() for bound in (low, width)]
+    return Ground(*rows, group)

@@ -88,23 +88,25 @@ def box_point(s, v, low, width, e, n, y, w, t, bits):
 
     Gives `s . (y - v) - e H(y)`, the sum of `|s (y - v)|`, and `e H(y)`.
     """
+    rate = 1 / e
     for j in range(n):
         # A coordinate that is given has no entropy.
-        t[j] = width[j] * s[j] / e if width[j] > 0 else np.inf
+        t[j] = width[j] * s[j] * rate if width[j] > 0 else np.inf
     exp_negative(t, n, w, bits)
     logs = e * log_product(w, n)
     level = size = bend = 0.0
     for j in range(n):
-        ex = w[j]
-        small = ex / (1 + ex)
+        ex, wide = w[j], width[j]
+        large = 1 / (1 + ex)
+        small = ex * large
         # u = sigmoid(-t): small where t is positive.
-        u = small if s[j] > 0 else 1 / (1 + ex)
-        corner = low[j] if s[j] > 0 else low[j] + width[j]
-        y[j] = low[j] + width[j] * u
+        rises = s[j] > 0
+        corner = low[j] if rises else low[j] + wide
+        y[j] = low[j] + wide * (small if rises else large)
         level += s[j] * (corner - v[j])
         size += abs(s[j] * (y[j] - v[j]))
-        bend += abs(s[j]) * width[j] * small
-        w[j] = width[j] * width[j] * small / (1 + ex) / e
+        bend += abs(s[j]) * wide * small
+        w[j] = wide * wide * rate * small * large
     return level - logs, size, bend + logs
 
 
@@ -196,6 +198,20 @@ def rounded(s, y, domain, e, n, t, w, bits):
 
 
 @jit()
+def entropy_at(y, domain, n):
+    """`H(y)`, with logarithms."""
+    m, low, width = domain
+    total = 0.0
+    for j in range(n):
+        if width[j] > 0:
+            u = np.float64(y[j]) if m else (np.float64(y[j]) - low[j]) / width[j]
+            u = min(max(u, 0.0), 1.0)
+            # -y log y on the simplex, and the same of 1 - u in a box.
+            total += binary(u) + (0.0 if m else binary(1 - u))
+    return total
+
+
+@jit()
 def binary(u):
     """`-u log u`."""
     return -u * math.log(u) if u > 0 else 0.0
@@ -249,17 +265,20 @@ def gram(slopes, n, first, free, count, w, domain, a, hessian):
     base = slopes[first]
     for begin in range(0, n, TILE):
         size = min(TILE, n - begin)
+        # Slices: an index that is a sum could be negative, and LLVM would not make vectors.
+        near, weight, scaled = base[begin : begin + size], w[begin : begin + size], a[count]
         for p in range(count):
-            row = slopes[free[p]]
+            row, own = slopes[free[p]][begin : begin + size], a[p]
             for j in range(size):
-                a[p, j] = (np.float64(row[begin + j]) - np.float64(base[begin + j])) * math.sqrt(
-                    w[begin + j]
-                )
+                own[j] = np.float64(row[j]) - np.float64(near[j])
         for p in range(count):
+            own = a[p]
+            for j in range(size):
+                scaled[j] = own[j] * weight[j]
             for q in range(p + 1):
-                total = 0.0
+                other, total = a[q], 0.0
                 for j in range(size):
-                    total += a[p, j] * a[q, j]
+                    total += scaled[j] * other[j]
                 hessian[p, q] += total
     if m:
         # J = diag(w) - w w^T / sum(w), in every simplex apart.
@@ -284,16 +303,19 @@ def gram(slopes, n, first, free, count, w, domain, a, hessian):
 
 @jit(fastmath=PLAIN)
 def solve_positive(matrix, right, count):
-    """Cholesky in place, and the solution into `right`; whether the matrix was positive."""
+    """Cholesky in place, and the solution into `right`; whether the matrix was positive.
+
+    On its diagonal the factor holds inverses: one division a row.
+    """
     for p in range(count):
         for q in range(p + 1):
             total = matrix[p, q]
             for r in range(q):
                 total -= matrix[p, r] * matrix[q, r]
             if p > q:
-                matrix[p, q] = total / matrix[q, q]
+                matrix[p, q] = total * matrix[q, q]
             elif total > 0:
-                matrix[p, p] = math.sqrt(total)
+                matrix[p, p] = 1 / math.sqrt(total)
             else:
                 return False
     substitute(matrix, right, count)
@@ -306,25 +328,23 @@ def substitute(matrix, right, count):
     for p in range(count):
         for r in range(p):
             right[p] -= matrix[p, r] * right[r]
-        right[p] /= matrix[p, p]
+        right[p] *= matrix[p, p]
     for p in range(count - 1, -1, -1):
         for r in range(p + 1, count):
             right[p] -= matrix[r, p] * right[r]
-        right[p] /= matrix[p, p]
+        right[p] *= matrix[p, p]
 
 
 @jit(fastmath=PLAIN)
 def quadratic_step(hessian, gradient, shares, count, step, work):
     """Where `gradient . d - d . hessian d / 2` is largest with `shares + d >= 0`, or near to it."""
     system, vectors = work
-    units, found, pull, leaving = vectors[0], vectors[1], vectors[2], vectors[3]
-    largest = 0.0
+    found, pull, leaving, right = vectors[0], vectors[1], vectors[2], vectors[3]
+    largest = TINY
     for p in range(count):
         largest = max(largest, hessian[p, p])
-        leaving[p] = step[p] = 0.0
+        leaving[p] = 0.0
     least = max(1e-18 * largest, TINY)
-    for p in range(count):
-        units[p] = 1 / math.sqrt(max(hessian[p, p], least))
     for round_ in range(ROUNDS):
         rest, steepest = 0, TINY
         for p in range(count):
@@ -333,38 +353,42 @@ def quadratic_step(hessian, gradient, shares, count, step, work):
                 pull[p] = 0.0
                 continue
             total = gradient[p]
-            for q in range(count):
-                if leaving[q] > 0:
-                    total += hessian[p, q] * shares[q]
-            pull[p] = total
+            if round_:
+                for q in range(count):
+                    if leaving[q] > 0:
+                        total += hessian[p, q] * shares[q]
+            pull[p] = right[rest] = total
             steepest = max(steepest, abs(total))
             place = 0
             for q in range(p):
                 if leaving[q] == 0:
-                    system[rest, place] = hessian[p, q] * units[p] * units[q]
+                    system[rest, place] = hessian[p, q]
                     place += 1
-            system[rest, rest] = 1 + RIDGE
-            vectors[4, rest] = units[p] * total
+            # Cuts that depend on each other leave directions without curvature.
+            system[rest, rest] = max(hessian[p, p], least) * (1 + RIDGE)
             rest += 1
-        sound, place = solve_positive(system, vectors[4], rest), 0
+        sound, place = solve_positive(system, right, rest), 0
         for p in range(count):
             if leaving[p] == 0:
-                found[p] = units[p] * vectors[4, place]
+                found[p] = right[place]
                 sound = sound and math.isfinite(found[p])
                 place += 1
         if not sound:
             for p in range(count):
                 if leaving[p] == 0:
                     found[p] = pull[p] / steepest
-        gain, below, willing = 0.0, False, False
+        below, willing, gain = False, False, 0.0
         for p in range(count):
-            total = 0.0
-            for q in range(count):
-                total += hessian[p, q] * found[q]
-            gain += (gradient[p] - total / 2) * found[p]
             if leaving[p] == 0 and shares[p] + found[p] < 0:
                 below = True
                 willing = willing or pull[p] < 0
+        # Too many may have left: then the step before is better.
+        if round_:
+            for p in range(count):
+                total = 0.0
+                for q in range(count):
+                    total += hessian[p, q] * found[q]
+                gain += (gradient[p] - total / 2) * found[p]
         if gain > 0 or round_ == 0:
             for p in range(count):
                 step[p] = found[p]

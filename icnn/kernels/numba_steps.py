@@ -22,11 +22,11 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from icnn.kernels.dual import TOL, Model
-from icnn.kernels.numba_dual import SUMS, TILE, jit, maximise, rounded
+from icnn.kernels.numba_dual import SUMS, TILE, entropy_at, jit, maximise, rounded
 
 RUNNING, CONVERGED, STALLED, NONFINITE, NONCONVEX = -1, 0, 2, 3, 4
 DUAL, STEP, END = 0, 1, 2  # the dual alone, a whole step, the last look
-ROUGHEST = 1e-4  # of a dual gap, relative
+ROUGHEST = 1e-2  # of a dual gap, relative
 BELOW = -1e300
 
 # What the table holds: sizes, then addresses.
@@ -160,20 +160,29 @@ def work(table, part, dtype):
     near = carray(pointer(t[NEAR]), (batch, n), np.float64)
     out = carray(pointer(t[OUT]), (batch, n), np.float64)
 
-    # Scratch: three states of a search, and what one step of it needs.
-    here = (np.empty(k), np.empty(n), np.empty(n), np.empty(n), np.empty(k))
-    there = (np.empty(k), np.empty(n), np.empty(n), np.empty(n), np.empty(k))
-    other = (np.empty(k), np.empty(n), np.empty(n))
-    scratch = (
-        np.empty(n), np.empty(n, np.int64), np.empty((k, TILE)), np.empty((k, k)), np.empty((k, k)),
-        np.empty((8, k)), np.empty(k, np.int64), np.empty(n),
-    )  # fmt: skip
-    d, v, none = np.empty(k), np.empty(n), np.empty(0)
+    # Scratch: three states of a search, and what one step of it needs. Numba counts references to
+    # arrays that it makes; views by address are free of that, which shows where n is small.
+    shares, points_, squares = np.empty((14, k)), np.empty((11, n)), np.empty((2, k, k))
+    tiles, whole = np.empty((k + 1, TILE)), np.empty(k + n, np.int64)
+    ks = carray(pointer(shares.ctypes.data), (14, k), np.float64)
+    ns = carray(pointer(points_.ctypes.data), (11, n), np.float64)
+    kk = carray(pointer(squares.ctypes.data), (2, k, k), np.float64)
+    tile = carray(pointer(tiles.ctypes.data), (k + 1, TILE), np.float64)
+    ints = carray(pointer(whole.ctypes.data), k + n, np.int64)
+    here = (ks[8], ns[0], ns[1], ns[2], ks[9])
+    there = (ks[10], ns[3], ns[4], ns[5], ks[11])
+    other = (ks[12], ns[6], ns[7])
+    scratch = (ns[8], ints[k:], tile, kk[0], kk[1], ks[:8], ints[:k], ns[9])
+    d, v, none = ks[13], ns[10], ks[0, :0]
 
     for b in range(part, batch, parts):
         if status[b] == RUNNING:
             going, fine, slot = True, tol, k - 1
+            row = b if rows > 1 else 0
+            own = (m, low[row], width[row])
             if mode != DUAL:
+                if step == 0:
+                    bend[b] = e * entropy_at(y[b], own, n)
                 product, size, finite = meet(y[b], slope[b])
                 finite = finite and abs(energy[b]) < np.inf
                 before = (
@@ -217,8 +226,6 @@ def work(table, part, dtype):
                     here[0][i] = lam[b, i]
                 for i in range(k):
                     d[i] -= level
-                row = b if rows > 1 else 0
-                own = (m, low[row], width[row])
                 found, bent = maximise(
                     slopes[b], k, n, d, v, tilts[b] if t[TILTED] else none,
                     entropy[b] if mode == DUAL else e,
@@ -245,6 +252,8 @@ def work(table, part, dtype):
         if mode != DUAL and step:
             gap = value[b] - lower[b]
             gaps[b] = gap if gap == gap else np.inf
+    # Until here they must live.
+    shares[0, 0] = points_[0, 0] = squares[0, 0, 0] = tiles[0, 0] = whole[0] = 0
 
 
 SIGNATURE = types.void(types.CPointer(types.int64), types.int64)

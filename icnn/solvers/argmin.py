@@ -142,7 +142,10 @@ def finished(problem: Problem, record: Record) -> Solution:
         # A gap below zero is rounding, unless the energy is not convex.
         known = own(gap.clamp(min=0), problem.entropy, problem.start.shape)
         radius = torch.where(status == Status.NONCONVEX, radius, known)
-    gaps = torch.stack(record.gaps) if record.gaps else gap[None]
+    gaps = (
+        torch.stack(record.gaps) if isinstance(record.gaps, list) and record.gaps else record.gaps
+    )
+    gaps = gaps if isinstance(gaps, Tensor) and len(gaps) else gap[None]
     return Solution(record.y, value, record.lower, gap, radius, record.steps, status, gaps)
 
 

@@ -12,7 +12,7 @@ from icnn.kernels.dual import Dual, Model, solve
 from icnn.solvers.problem import Pieces, Problem, Record, Tangent, rows
 
 ROOM = 32  # cuts that there is room for at first
-INEXACT = 1e-3  # of the gap that is left: how fine the dual of a step is solved
+INEXACT = 0.1  # of the gap that is left: how fine the dual of a step is solved
 
 
 @dataclass(frozen=True)
@@ -88,18 +88,19 @@ def compiled(problem: Problem, record: Record, cuts: "Cuts", max_steps: int) -> 
     # With gradients to come, the shares themselves matter, and not only what they are worth.
     inexact = 0.0 if problem.gradient else INEXACT
     gaps = like.new_full((max_steps, len(like)), torch.inf)
+    numbers = like.new_tensor([problem.entropy, record.tol, inexact, eps])
     table = Table(
         cuts.slots["slopes"],
         mode=STEP,
         y=y,
-        numbers=like.new_tensor([problem.entropy, record.tol, inexact, eps]),
+        numbers=numbers,
         answer=record.y,
         value=record.value,
         lower=record.lower,
         bound=record.lower.clone(),
         best=record.best,
         rounding=record.rounding,
-        bend=problem.bend(start),
+        bend=torch.empty_like(like),
         given=record.given,
         same=torch.zeros_like(record.given),
         steps=record.steps,
@@ -118,6 +119,8 @@ def compiled(problem: Problem, record: Record, cuts: "Cuts", max_steps: int) -> 
             table.set(**cuts.room)
         value, slope = problem.passed(y.view(start.shape))
         cuts.count = min(step + 1, cuts.most)
+        if step == max_steps - 1:
+            numbers[2] = 0  # what is given back minimises its cuts
         table.set(step=step, count=cuts.count, energy=value, slope=slope)
         table.set(gaps=gaps[max(0, step - 1)])
         table()
@@ -129,7 +132,7 @@ def compiled(problem: Problem, record: Record, cuts: "Cuts", max_steps: int) -> 
         table.set(mode=END, step=max_steps, energy=value, gaps=gaps[max_steps - 1])
         table()
     record.y = record.y.view(start.shape)
-    record.gaps = list(gaps[:max_steps])
+    record.gaps = gaps[:max_steps]
 
 
 class Cuts:
@@ -145,20 +148,24 @@ class Cuts:
         batch, n = start.shape[0], math.prod(start.shape[1:])
         self.most = min(max_steps, n + 20)
         self.near = start.flatten(start_dim=1)
+        room = min(self.most, ROOM)
+
+        def empty(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+            return torch.zeros(batch, room, *shape, dtype=dtype, device=start.device)
+
         self.slots: dict[str, Tensor] = {
-            "slopes": start.new_zeros(batch, 0, n),
-            "offsets": start.new_zeros(batch, 0, dtype=torch.float64),
-            "lam": start.new_zeros(batch, 0, dtype=torch.float64),
-            "alive": start.new_zeros(batch, 0, dtype=torch.bool),
-            "idle": start.new_zeros(batch, 0, dtype=torch.float64),  # steps without a share
-            "points": start.new_zeros(batch, 0, n if problem.gradient else 0),
+            "slopes": empty(n, dtype=start.dtype),
+            "offsets": empty(),
+            "lam": empty(),
+            "alive": empty(dtype=torch.bool),
+            "idle": empty(),  # for how many steps its share has been zero
+            "points": empty(n if problem.gradient else 0, dtype=start.dtype),
         }
-        self.grow()
 
     def grow(self) -> None:
         """Room for more cuts."""
         for name, old in self.slots.items():
-            room = min(self.most, max(ROOM, 2 * old.shape[1]))
+            room = min(self.most, 2 * old.shape[1])
             new = old.new_zeros(old.shape[0], room, *old.shape[2:])
             new[:, : old.shape[1]] = old
             self.slots[name] = new

@@ -103,13 +103,16 @@ class Box:
                 object.__setattr__(self, name, check_number(name, bound))
             elif not bool(check_tensor(name, bound).isfinite().all()):
                 raise ValueError(f"`{name}` must be finite: every solver needs a bounded domain")
-        width = torch.as_tensor(self.width)
-        if not bool(width.isfinite().all()):
+        width = self.width
+        least = most = width
+        if isinstance(width, Tensor):
+            least, most = map(float, torch.aminmax(width)) if width.numel() else (1.0, 1.0)
+        if not math.isfinite(most):
             raise ValueError("`high` - `low` must be finite: every solver needs a bounded domain")
-        if not bool((width > 0).all()):
+        if not least > 0:
             raise ValueError(
-                f"`low` must be below `high` everywhere, got high - low = {float(width.min()):g} "
-                "somewhere: coordinates that are given go into `fixed`"
+                f"`low` must be below `high` everywhere, got high - low = {least:g} somewhere: "
+                "coordinates that are given go into `fixed`"
             )
 
     @property

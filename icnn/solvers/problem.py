@@ -176,7 +176,7 @@ class Record:
         self.best, self.best_y = torch.full_like(nothing, torch.inf), problem.start
         self.rounding = torch.zeros_like(nothing)
         self.last: Tensor | None = None
-        self.gaps: list[Tensor] = []
+        self.gaps: list[Tensor] | Tensor = []  # of all steps
         self.pieces: Pieces | None = None
         free = problem.free
         self.given = (
@@ -235,7 +235,7 @@ class Record:
             (~finite, Status.NONFINITE),
         ):
             self.status = torch.where(active & where, int(status), self.status)
-        if step:
+        if step and isinstance(self.gaps, list):
             self.gaps.append(self.gap)
 
     @property
