@@ -1,6 +1,7 @@
 """What all tests share: the data folder, one thread per process, one seed."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,11 @@ import torch
 
 # Tests run in several processes; one thread each keeps sums the same to the bit.
 torch.set_num_threads(1)
+
+# Kernels are imported where their compiler is.
+collect_ignore_glob = [
+    f"icnn/kernels/{name}_*.py" for name in ("numba", "triton") if find_spec(name) is None
+]
 
 DATA = Path(os.environ.get("ICNN_DATA") or "/nowhere")
 NO_DATA = "the real data files are missing: set $ICNN_DATA to the absolute path of their folder"

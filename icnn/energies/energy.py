@@ -144,6 +144,11 @@ class LayeredAt:
         self.slope_z = None if wz is None else gated(wz, self.last.gate_z)
         self.bias, self.shape = bias, (bias.shape[0] if bias.ndim else None, *y_shape)
 
+    @property
+    def layers(self) -> list[Any]:
+        """All of them, in one precision."""
+        return [*self.below, self.last]
+
     def __call__(self, y: Tensor) -> Tensor:
         check_batch("y", y, self.shape, like=self.slope_y)
         z = None
@@ -189,5 +194,5 @@ class LayeredAt:
         return value, gradient if slope is None else gradient.add_(slope)
 
     def _some(self, index: Tensor) -> "LayeredAt":
-        layers = [layer.select(index) for layer in [*self.below, self.last]]
+        layers = [layer.select(index) for layer in self.layers]
         return LayeredAt(layers, self.shape[1:])

@@ -6,7 +6,7 @@ kept but what the way back needs, nothing is copied that may be overwritten.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -124,12 +124,15 @@ class Conv(NamedTuple):
 
     def there(self, z: Tensor, y: Tensor) -> tuple[Tensor, Back]:
         """The units, and the way back: without a graph."""
-        spread = same
+        high = wide = None
         if y.ndim == 2:
             total = self.bias + F.linear(gated(y, self.gate_y), self.wy)[:, :, None, None]
         else:
             if y.shape[2:] != self.size:
-                y, spread = by_autograd(partial(resample, size=self.size), y)
+                # S y = high y wide'
+                sizes = zip(y.shape[2:], self.size, strict=True)
+                high, wide = (averages(*pair, y.dtype, y.device) for pair in sizes)
+                y = high @ y @ wide.t()
             total = F.conv2d(gated(y, self.gate_y), self.wy, None, *self.geometry)
             total += self.bias
         if self.wz is not None:
@@ -144,7 +147,8 @@ class Conv(NamedTuple):
                 part = times(s.sum(dim=(2, 3)), self.wy)
             else:
                 part = unconvolved(s, self.wy, self.size, self.geometry)
-            gradient += spread(gated_(part, self.gate_y))
+            part = gated_(part, self.gate_y)
+            gradient += part if high is None or wide is None else high.t() @ part @ wide
             # dz = (Wz' * s) . gate_z
             if self.wz is None:
                 return None
@@ -186,6 +190,13 @@ def resample(maps: Tensor, size: tuple[int, int]) -> Tensor:
         return maps
     factor = max(1, int(before[0] / size[0] + 0.5)), max(1, int(before[1] / size[1] + 0.5))
     return F.interpolate(F.avg_pool2d(maps, factor, ceil_mode=True), size, mode="nearest-exact")
+
+
+@cache
+def averages(before: int, after: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`resample` along one dimension as a matrix: its own, and its transpose on the way back."""
+    unit = torch.eye(before, dtype=dtype, device=device)[:, None, :, None]
+    return resample(unit, (after, 1))[:, 0, :, 0].t().contiguous()
 
 
 def cast(layer: L, dtype: torch.dtype) -> L:

@@ -136,10 +136,17 @@ def solve(model: Model, start: Tensor, active: Tensor, kernel: str = "auto") -> 
         kernel: What computes: see `icnn.kernels.choice`.
     """
     kernel = chosen(kernel, model.domain, start)
-    if kernel == "numba":
-        from icnn.kernels.numba_steps import dual
+    try:
+        if kernel == "numba":
+            from icnn.kernels import numba_steps
 
-        return Dual(*dual(model, start, active))
+            return Dual(*numba_steps.dual(model, start, active))
+        if kernel == "triton":
+            from icnn.kernels import triton_steps
+
+            return Dual(*triton_steps.dual(model, start, active))
+    except NotImplementedError:
+        pass  # too large for that kernel
     return reference(model, start)
 
 

@@ -28,5 +28,5 @@ def ground(low: float | Tensor, width: float | Tensor, group: int, like: Tensor)
     tensors = [bound for bound in (low, width) if isinstance(bound, Tensor)]
     shared = all(bound.ndim < like.ndim or bound.shape[0] == 1 for bound in tensors)
     shape = torch.Size((1, *like.shape[1:])) if shared else like.shape
-    rows = [flat(bound, shape).expand(shape[0], n).contiguous() for bound in (low, width)]
-    return Ground(*rows, group)
+    low, width = (flat(bound, shape).expand(shape[0], n).contiguous() for bound in (low, width))
+    return Ground(low, width, group)

@@ -49,10 +49,12 @@ class BundleEntropy:
     def solve(self, problem: Problem) -> Record:
         """Cuts at the minimiser of the cuts so far."""
         record, cuts = Record(problem, self.tol), Cuts(problem, self.max_steps, self.kernel)
-        if chosen(self.kernel, problem.domain, problem.start) == "numba":
-            compiled(problem, record, cuts, self.max_steps)
-        else:
+        if chosen(self.kernel, problem.domain, problem.start) == "torch":
             self.search(problem, record, cuts)
+        else:
+            from icnn.solvers.search import search  # which knows this file
+
+            search(problem, record, cuts, self.max_steps)
         record.pieces = cuts.pieces()
         return record
 
@@ -74,65 +76,6 @@ class BundleEntropy:
             y = found.y.to(problem.start.dtype)
         value = problem.evaluate(y)
         record.look(y, Tangent(value, tangent.slope), lower, self.max_steps)
-
-
-def compiled(problem: Problem, record: Record, cuts: "Cuts", max_steps: int) -> None:
-    """The loop with all but the energy in one compiled call a step."""
-    from icnn.kernels.numba_steps import END, STEP, Table
-
-    start = problem.start
-    y = start.flatten(start_dim=1).clone()
-    record.y = y.clone()
-    low, width, group = problem.domain.ground(start)  # pyright: ignore
-    eps, like = torch.finfo(start.dtype).eps, record.value
-    # With gradients to come, the shares themselves matter, and not only what they are worth.
-    inexact = 0.0 if problem.gradient else INEXACT
-    gaps = like.new_full((max_steps, len(like)), torch.inf)
-    numbers = like.new_tensor([problem.entropy, record.tol, inexact, eps])
-    table = Table(
-        cuts.slots["slopes"],
-        mode=STEP,
-        y=y,
-        numbers=numbers,
-        answer=record.y,
-        value=record.value,
-        lower=record.lower,
-        bound=record.lower.clone(),
-        best=record.best,
-        rounding=record.rounding,
-        bend=torch.empty_like(like),
-        given=record.given,
-        same=torch.zeros_like(record.given),
-        steps=record.steps,
-        status=record.status,
-        low=low,
-        width=width,
-        rows=len(low),
-        group=group,
-        learning=int(problem.gradient is not None),
-    )
-    table.set(**cuts.room)
-    slope = y
-    for step in range(max_steps):
-        if step == cuts.slots["lam"].shape[1] < cuts.most:
-            cuts.grow()
-            table.set(**cuts.room)
-        value, slope = problem.passed(y.view(start.shape))
-        cuts.count = min(step + 1, cuts.most)
-        if step == max_steps - 1:
-            numbers[2] = 0  # what is given back minimises its cuts
-        table.set(step=step, count=cuts.count, energy=value, slope=slope)
-        table.set(gaps=gaps[max(0, step - 1)])
-        table()
-        if not bool(record.active.any()):
-            max_steps = step
-            break
-    else:
-        value = problem.evaluate(y.view(start.shape))
-        table.set(mode=END, step=max_steps, energy=value, gaps=gaps[max_steps - 1])
-        table()
-    record.y = record.y.view(start.shape)
-    record.gaps = gaps[:max_steps]
 
 
 class Cuts:
