@@ -146,53 +146,42 @@ def simplex_point(s, v, low, width, m, e, n, y, w, t, bits):
 
 
 @jit(fastmath=SUMS)
-def rounded(s, y, domain, e, n, t, w, bits):
-    """How much `e H` changes where `y`, the minimiser for the slope `s`, was rounded.
+def rounded(s, exact, w, y, domain, e, n):
+    """How much `e H` changes where `exact`, the minimiser for the slope `s`, was rounded to `y`.
 
-    To second order, without logarithms; coordinate by coordinate where that is not enough.
+    To second order, without logarithms: the slope of `e H` is `s` there, but for a number that all
+    coordinates of a simplex share, and its curvature `-1 / J`. One by one where that is not enough.
     """
     m, low, width = domain
-    change = 0.0
+    change, far = 0.0, 0
     if m:
         for begin in range(0, n, m):
             top = begin
             for j in range(begin, begin + m):
-                top = j if width[j] > 0 and (y[j] > y[top] or width[top] == 0) else top
-            if not y[top] > 0 or width[top] == 0:
+                top = j if width[j] > 0 and (exact[j] > exact[top] or width[top] == 0) else top
+            if not exact[top] > 0 or width[top] == 0:
                 continue
-            # e H' = -e (log y + 1) = s + c, with one c for all: y = exp(-1 - (s + c) / e).
-            c = -e * (math.log(np.float64(y[top])) + 1) - s[top]
+            # e H' = -e (log y + 1) = s + c
+            c = -e * (math.log(exact[top]) + 1) - s[top]
             for j in range(begin, begin + m):
-                t[j] = 1 + (s[j] + c) / e if width[j] > 0 else 0.0
-                t[j] = min(max(t[j], 0.0), 700.0)
-            exp_negative(t[begin : begin + m], m, w[begin : begin + m], bits[begin : begin + m])
-            for j in range(begin, begin + m):
-                if width[j] > 0:
-                    off = np.float64(y[j]) - w[j]
-                    change += (s[j] + c) * off - e * off * off / (2 * max(w[j], TINY))
+                off = np.float64(y[j]) - exact[j]
+                if off != 0 and exact[j] > 0:
+                    change += (s[j] + c) * off - off * off / (2 * w[j])
         return change
     for j in range(n):
-        t[j] = width[j] * s[j] / e if width[j] > 0 else np.inf
-    exp_negative(t, n, w, bits)
-    far = 0
-    for j in range(n):
-        small = w[j] / (1 + w[j])
-        u = small if s[j] > 0 else 1 / (1 + w[j])
-        off = (np.float64(y[j]) - low[j]) / (width[j] if width[j] > 0 else 1.0) - u
-        off = off if width[j] > 0 else 0.0
-        near = abs(off) <= 1e-3 * small
+        off = np.float64(y[j]) - exact[j]
+        # w = J = width^2 u (1 - u) / e
+        near = abs(off) * width[j] <= 1e-3 * e * w[j]
         far += 0 if near else 1
-        # h'(u) = t, h''(u) = -1 / (u (1 - u))
-        bent = width[j] * s[j] * off - e * off * off * (1 + w[j]) / (2 * small + TINY)
-        change += bent if near else 0.0
+        change += s[j] * off - off * off / (2 * w[j] + TINY) if near else 0.0
     if far:
         for j in range(n):
-            small = w[j] / (1 + w[j])
-            u = small if s[j] > 0 else 1 / (1 + w[j])
-            now = (np.float64(y[j]) - low[j]) / (width[j] if width[j] > 0 else 1.0)
-            if width[j] > 0 and abs(now - u) > 1e-3 * small:
-                now = min(max(now, 0.0), 1.0)
-                before = math.log(1 + w[j]) + abs(t[j]) * small
+            off = np.float64(y[j]) - exact[j]
+            if width[j] > 0 and not abs(off) * width[j] <= 1e-3 * e * w[j]:
+                t = abs(width[j] * s[j] / e)
+                ex = math.exp(-t)
+                before = math.log(1 + ex) + t * ex / (1 + ex)
+                now = min(max((np.float64(y[j]) - low[j]) / width[j], 0.0), 1.0)
                 change += e * (binary(now) + binary(1 - now) - before)
     return change
 
@@ -484,6 +473,7 @@ def climb(slopes, k, n, d, v, tilt, e, domain, tol, most, here, there, work):
         next_lam[:k] = lam[:k]
         next_s[:] = s
         next_y[:] = y
+        next_w[:] = w
     return value, bend, late
 
 
@@ -709,10 +699,12 @@ def maximise(slopes, k, n, d, v, tilt, e, domain, tol, here, there, other, work)
         other[0][:k] = here[0][:k]
         other[1][:] = here[1]
         other[2][:] = here[2]
+        other[3][:] = here[3]
         interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work)
     if value > best:
         return value, bend
     here[0][:k] = other[0][:k]
     here[1][:] = other[1]
     here[2][:] = other[2]
+    here[3][:] = other[3]
     return best, best_bend

@@ -162,16 +162,16 @@ def work(table, part, dtype):
 
     # Scratch: three states of a search, and what one step of it needs. Numba counts references to
     # arrays that it makes; views by address are free of that, which shows where n is small.
-    shares, points_, squares = np.empty((14, k)), np.empty((11, n)), np.empty((2, k, k))
+    shares, points_, squares = np.empty((14, k)), np.empty((12, n)), np.empty((2, k, k))
     tiles, whole = np.empty((k + 1, TILE)), np.empty(k + n, np.int64)
     ks = carray(pointer(shares.ctypes.data), (14, k), np.float64)
-    ns = carray(pointer(points_.ctypes.data), (11, n), np.float64)
+    ns = carray(pointer(points_.ctypes.data), (12, n), np.float64)
     kk = carray(pointer(squares.ctypes.data), (2, k, k), np.float64)
     tile = carray(pointer(tiles.ctypes.data), (k + 1, TILE), np.float64)
     ints = carray(pointer(whole.ctypes.data), k + n, np.int64)
     here = (ks[8], ns[0], ns[1], ns[2], ks[9])
     there = (ks[10], ns[3], ns[4], ns[5], ks[11])
-    other = (ks[12], ns[6], ns[7])
+    other = (ks[12], ns[6], ns[7], ns[11])
     scratch = (ns[8], ints[k:], tile, kk[0], kk[1], ks[:8], ints[:k], ns[9])
     d, v, none = ks[13], ns[10], ks[0, :0]
 
@@ -246,7 +246,7 @@ def work(table, part, dtype):
                         y[b, j] = here[2][j]
                         unmoved = unmoved and y[b, j] == before_j
                     bend[b], same[b] = (
-                        bent + rounded(here[1], y[b], own, e, n, v, there[1], scratch[1]),
+                        bent + rounded(here[1], here[2], here[3], y[b], own, e, n),
                         unmoved,
                     )
         if mode != DUAL and step:

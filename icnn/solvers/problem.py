@@ -13,6 +13,9 @@ from icnn.solvers.solution import Status
 
 RUNNING = -1
 
+Both = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Values and gradients at some points."""
+
 
 class Tangent(NamedTuple):
     """The energy and its slope at a point, in float64: `value + slope . (y' - y) <= f(y')`."""
@@ -107,7 +110,7 @@ class Problem:
         return found if live else found.plain
 
     @property
-    def own(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+    def own(self) -> Both | None:
         """What gives values and gradients without PyTorch's graph, where the energy has it.
 
         The first pass has a graph where gradients are wanted: it tells whether there are any. And
@@ -118,9 +121,12 @@ class Problem:
             return None
         return getattr(self.energy, "value_and_gradient", None)
 
-    def passed(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The same without a graph: values in float64, slopes as they come."""
-        own = self.own
+    def passed(self, y: Tensor, own: Both | None = None) -> tuple[Tensor, Tensor]:
+        """The same without a graph: values in float64, slopes as they come.
+
+        Who makes many passes asks for `own` once.
+        """
+        own = self.own if own is None else own
         if own is None:
             value, slope = self.tangent(y)
             return value, slope.to(y.dtype)

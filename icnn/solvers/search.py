@@ -78,12 +78,13 @@ def loop(problem: Problem, record: Record, cuts: Cuts, max_steps: int) -> None:
     numbers = numbers.to(device, non_blocking=True)
     table = table_of(problem, record, cuts, {"y": y, "left": left, "numbers": numbers})
     watch = Remote(left) if start.is_cuda else Watch(record)
-    ended = None
+    ended, own, points = None, None, y.view(start.shape)
     for step in range(max_steps):
         if step == cuts.slots["lam"].shape[1] < cuts.most:
             cuts.grow()
             table.set(**cuts.room)
-        value, slope = problem.passed(y.view(start.shape)) if replay is None else replay()
+        value, slope = problem.passed(points, own) if replay is None else replay()
+        own = own or problem.own
         cuts.count = min(step + 1, cuts.most)
         if step == max_steps - 1:
             numbers[2] = 0  # what is given back minimises its cuts
@@ -97,7 +98,7 @@ def loop(problem: Problem, record: Record, cuts: Cuts, max_steps: int) -> None:
         if ended is not None:
             break
     else:
-        value = problem.evaluate(y.view(start.shape)) if replay is None else replay()[0]
+        value = problem.evaluate(points) if replay is None else replay()[0]
         table.set(mode=END, step=max_steps, energy=value, gaps=gaps[max_steps - 1])
         table()
         ended = watch.end()
