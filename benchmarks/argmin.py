@@ -10,7 +10,9 @@ The entropy is the largest of a few at which three cuts or more are active in th
 steps; an easier problem would hardly need its cuts.
 """
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -213,6 +215,46 @@ def main() -> None:
     if not nets and arguments.kernel == "auto":
         where = torch.cuda.get_device_name() if device == "cuda" else threads()
         print(report.write(f"argmin-{device}", {**settings, "where": where}, rows, arguments.out))
+        if device == "cpu":  # where Matplotlib is
+            draw(arguments.out, Path("docs/images/speed.png"))
+
+
+def draw(results: Path, path: Path) -> None:
+    """The ratios of all devices that results are there for."""
+    import matplotlib.pyplot as plt
+
+    files = [results / f"argmin-{device}.json" for device in ("cpu", "cuda")]
+    found = [json.loads(file.read_text()) for file in files if file.exists()]
+    figure, axes = plt.subplots(
+        1, len(found), figsize=(5.5 * len(found), 3.4), layout="constrained", sharey=True,
+        squeeze=False,
+    )  # fmt: skip
+    shades = dict(zip(STEPS, ("#9dc3e6", "#4a8fd0", "#1f4e87"), strict=True))
+    for axis, result in zip(axes[0], found, strict=True):
+        rows = result["rows"]
+        places = sorted({(row["n"], row["B"]) for row in rows})
+        for number, place in enumerate(places):
+            of_place = [row for row in rows if (row["n"], row["B"]) == place]
+            for index, row in enumerate(of_place):
+                steps, trained = STEPS[index % len(STEPS)], index >= len(STEPS)
+                left = number + (index + 0.5) / (len(of_place) + 1.5)
+                axis.bar(
+                    left, row["ratio"], 0.11, color=shades[steps], hatch="//" if trained else None,
+                    edgecolor="white", linewidth=0.3,
+                    label=f"K <= {steps}" if number == 0 and not trained else None,
+                )  # fmt: skip
+        axis.axhline(1, color="#444444", lw=1)
+        axis.set_xticks(
+            [n + 0.45 for n in range(len(places))], [f"n={n}\nB={b}" for n, b in places], fontsize=8
+        )
+        axis.set_title(result["settings"]["where"], fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False, fontsize=8, ncols=3)
+    axes[0][0].set_ylabel("whole solve / its passes")
+    figure.supxlabel("hatched: trained networks, plain: random ones", fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
 
 
 def threads() -> str:

@@ -24,7 +24,6 @@ since its requirements take NumPy back to 1.x, `pip install --no-deps qpth`. Who
 and left out.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +36,7 @@ from torch import Tensor
 import icnn
 from benchmarks import paper_numpy
 from benchmarks.contest import TIGHT, certified, clarabel, cosine, loosest, ready, relative, row
+from benchmarks.options import options
 from benchmarks.rival_layers import layer_rows
 from benchmarks.timing import medians
 from icnn import report
@@ -221,10 +221,11 @@ def network_cosine(slope: Tensor) -> list[float]:
     return [cosine(ours, found[2]) for ours in found[:2]]
 
 
-def main(*arguments: str) -> None:
+def main() -> None:
     """Compare, print, and write `results/rivals.json`; a fast run is only printed."""
-    fast = "--fast" in arguments
-    if fast:
+    arguments = options(__doc__)
+    SETTINGS["seed"] = arguments.seed
+    if arguments.fast:
         SETTINGS.update(FAST)
         SETTINGS["layers"]["rounds"] = 1
     torch.set_num_threads(SETTINGS["threads"])
@@ -233,10 +234,10 @@ def main(*arguments: str) -> None:
         for kind in (True, False):
             rows += part(SETTINGS, kind)
     print(report.table(rows))
-    if not fast:
+    if not arguments.fast:
         versions = {name: report.installed(name) or "missing" for name in PACKAGES}
-        print(report.write("rivals", SETTINGS | {"versions": versions}, rows))
+        print(report.write("rivals", SETTINGS | {"versions": versions}, rows, arguments.out))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

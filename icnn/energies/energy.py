@@ -178,13 +178,9 @@ class LayeredAt:
             with torch.autocast(y.device.type, enabled=False):
                 value, gradient = self._both(y.to(self.slope_y.dtype))
                 return value, gradient.to(y.dtype)
-        if self.joined is None:
-            self.joined = [
-                layer.join() if isinstance(layer, Dense) else None for layer in self.below
-            ]
         z, ways = y, []
-        for layer, joined in zip(self.below, self.joined, strict=True):
-            z, back = layer.there(z, y) if joined is None else layer.there(z, y, joined)
+        for layer in self.below:
+            z, back = layer.there(z, y)
             ways.append(back)
         # f = slope_z . z + slope_y . y + bias
         gradient = self.slope_y.expand(y.shape[0], -1).reshape(y.shape)

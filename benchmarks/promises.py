@@ -1,0 +1,425 @@
+"""Do the compiled kernels keep all promises, on every problem of the catalogue of the tests?
+
+Numba on a CPU, Triton on a GPU; `BundleEntropy`, and `Bundle` without entropy; float32 and
+float64; with gradients to come and without (a step is solved less finely then). Each line of the
+table is a promise: how often it was looked at, how often it was broken, and the worst ratio of
+what was found to what is allowed. Below one is good; where something is only right or wrong, the
+number is a count of what is wrong.
+
+Exact answers need CVXPY, which a machine with a GPU may not have. So they can travel, together
+with all weights and inputs, which are not the same to the last bit elsewhere:
+
+    python -m benchmarks.promises --answers FILE    # where CVXPY is
+    python -m benchmarks.promises --from FILE       # anywhere
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+from torch import Tensor
+
+import icnn
+from benchmarks.options import options
+from icnn import Solution, Status, report
+
+for name in ("cvxpy", "pytest"):
+    if find_spec(name) is None:
+        # References are read from a file then, and tests are not run as such.
+        sys.modules[name] = MagicMock()
+
+from tests import problems  # noqa: E402
+
+sys.modules["problems"] = problems  # as tests call it
+
+from tests import test_solvers_batch as batch  # noqa: E402
+from tests import test_solvers_catalogue as catalogue  # noqa: E402
+from tests.problems import PROBLEMS, Answer, Parts, Problem  # noqa: E402
+from tests.test_learning_gradients import CASES, Case, Setting  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+COMPILED = "triton" if DEVICE == "cuda" else "numba"
+FIELDS = ("y", "value", "lower", "gap", "radius", "steps", "status")
+BARE = ("picnn-17-bounds-bare", "planes-17-simplex-bare", "conv-36-image-bare")
+GIVEN = ("planes-6-simplex", "coupled-6-simplex", "logsumexp-159-simplex", "picnn-17-bounds",
+         "picnn-2-trained-softplus", "conv-36-image", *BARE)  # fmt: skip
+LONG = ("coupled-6-low", "coupled-6-simplex", "picnn-2-trained-softplus", "ficnn-6",
+        "planes-6-twice", "coupled-6-simplex-bare", "logsumexp-2-bare", "kink-17-bare")  # fmt: skip
+AT_ONCE = ("picnn-17", "ficnn-6", "picnn-159-softplus", "planes-6-simplex", "picnn-17-bounds-bare")
+
+
+@dataclass
+class Tally:
+    """What was looked at, and what was broken."""
+
+    lines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    ratios: dict[str, list[Tensor]] = field(default_factory=dict)
+    converged: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, what: str, where: str, found: Any, allowed: Any = 1.0) -> None:
+        """Ratios for each example, or one; less than one is good, and NaN is not."""
+        found = torch.as_tensor(found, dtype=torch.float64).reshape(-1)
+        allowed = torch.as_tensor(allowed, dtype=torch.float64).expand_as(found)
+        ratio = (found / (allowed + 1e-300)).nan_to_num(nan=1e9).clamp(max=1e9)
+        bad = ~(ratio < 1)
+        line = self.lines.setdefault(what, {"cases": 0, "failed": 0, "worst": -torch.inf})
+        line["cases"] += len(ratio)
+        line["failed"] += int(bad.sum())
+        line["worst"] = max(line["worst"], float(ratio.max()))
+        if bool(bad.any()):
+            i = int(ratio.argmax())
+            numbers = f"{float(found[i]):.4g}, allowed {float(allowed[i]):.4g}"
+            count = f"{int(bad.sum())} of {len(bad)}, worst is example {i}"
+            self.failures.append(f"{what}: {where}: {numbers} ({count})")
+
+    def same(self, what: str, where: str, a: Solution, b: Solution, first: int = 0) -> None:
+        """Bit for bit, from an example on."""
+        pairs = [(getattr(a, name)[first:], getattr(b, name)[first:]) for name in FIELDS]
+        self.add(what, where, sum(int(((p != q) & ~(p.isnan() & q.isnan())).sum())
+                                  for p, q in pairs))  # fmt: skip
+
+    def sum_up(self) -> list[report.Row]:
+        """The table, with what is known at the end only."""
+        for key, ratios in self.ratios.items():
+            found = torch.cat(ratios)
+            self.add("6 median of gap / true error, below 10", f"{key}, {len(found)} of them",
+                     found.median() if len(found) else 0, 10)  # fmt: skip
+        for key, (ours, torches) in self.converged.items():
+            self.add("5 converged with PyTorch / converged, to 1.03", f"{key}: {ours:.0f}",
+                     torches / ours.clamp(min=1), 1.03)  # fmt: skip
+        order = sorted(self.lines, key=lambda what: int(what.split()[0]))
+        return [{"promise": what, **self.lines[what]} for what in order]
+
+
+def solve(
+    problem: Problem, dtype: torch.dtype, max_steps: int, tol: float, *, learn: bool = False,
+    kernel: str = COMPILED, device: str = DEVICE, parts: Parts | None = None, fixed: Any = None,
+) -> Solution:  # fmt: skip
+    """Search on a device; what was found is on the CPU."""
+    energy, x, domain = moved(parts or problem.parts, dtype, device)
+    kind = icnn.BundleEntropy if problem.entropy else icnn.Bundle
+    choice = kind(max_steps=max_steps, tol=tol, kernel=kernel)
+    given = None if fixed is None else (fixed[0].to(device), fixed[1].to(device, dtype))
+    with torch.set_grad_enabled(learn):
+        found = icnn.argmin(energy, x, domain, entropy=problem.entropy, solver=choice, fixed=given)
+    return found.to("cpu")
+
+
+def moved(parts: Parts, dtype: torch.dtype, device: str) -> Parts:
+    """A copy of an energy, its inputs and its domain."""
+    energy, x, domain = parts.to(dtype)
+    ends = [b.to(device) if isinstance(b, Tensor) else b for b in problems.limits(domain)]
+    domain = icnn.Box(*ends) if ends else domain
+    return Parts(energy.to(device), None if x is None else x.to(device), domain)
+
+
+def plain(problem: Problem, dtype: torch.dtype, max_steps: int, tol: float, **more) -> Solution:
+    """The same search in plain PyTorch on the CPU."""
+    return solve(problem, dtype, max_steps, tol, kernel="torch", device="cpu", **more)
+
+
+def size(found: Solution) -> Tensor:
+    """What `tol` is relative to."""
+    return found.value.abs().clamp(min=1)
+
+
+def apart(problem: Problem, a: Tensor, b: Tensor) -> Tensor:
+    """The distance of answers in the norm of `Solution.radius`."""
+    a, b, domain = a.double(), b.double(), problem.domain
+    if isinstance(domain, icnn.Box):
+        return (domain.unit(a) - domain.unit(b)).flatten(start_dim=1).norm(dim=1)
+    return (a - b).abs().flatten(start_dim=1).sum(dim=1)
+
+
+def certified(
+    tally: Tally, problem: Problem, found: Solution, where: str, most: int, tol: float
+) -> None:
+    """Checks 1 to 4: what a solution says of itself, against the exact answer."""
+    exact, rounding = problem.answer, problem.rounding(found.y)
+    off = (found.value - problem.objective(found.y)).abs()
+    tally.add("1 value is the objective at y", where, off, rounding)
+    # A reference is a point of the domain: no slack here, the optimum is not above it.
+    tally.add("2 lower is below the optimum", where, found.lower - exact.value, rounding)
+    tally.add("2 value is not", where, exact.value - found.value, rounding + exact.slack)
+    if problem.entropy:
+        reach, ground = (
+            problem.domain.radius(gap, problem.entropy, found.y.shape)
+            for gap in (exact.slack, rounding)
+        )
+        away = apart(problem, found.y, exact.y)
+        tally.add("3 y is within the radius", where, away, found.radius + reach + ground)
+    tally.add("4 y lies in the domain", where, ~problem.domain.contains(found.y))
+    wrong = (found.gap != found.value - found.lower) | (found.gaps[-1] != found.gap)
+    tally.add("4 gap is value - lower", where, wrong)
+    wrong = found.converged != (found.gap <= tol * size(found))
+    wrong |= ((found.steps < 1) & (found.gap != 0)) | (found.steps > most)
+    wrong |= (found.status == Status.MAX_STEPS) & (found.steps != most)
+    tally.add("4 status fits gap and steps", where, wrong | (found.status > Status.STALLED))
+
+
+def every(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> None:
+    """Checks 1 to 6: to the end, and after few steps."""
+    kind = catalogue.SOLVERS["entropy" if problem.entropy else "bundle"]
+    most, tol = catalogue.steps(kind, problem, dtype), catalogue.REACHED[dtype] / 10
+    for steps in sorted({5, 20, most}):
+        torches = plain(problem, dtype, steps, tol)
+        for learn in (False, True):
+            here = f"{where}, {steps} steps{', learning' if learn else ''}"
+            found = solve(problem, dtype, steps, tol, learn=learn)
+            certified(tally, problem, found, here, steps, tol)
+            if catalogue.reaches(kind, problem, dtype) and steps == most:
+                reached = catalogue.REACHED[dtype] * size(found)
+                tally.add("4 gap is as small as tests ask", here, found.gap, reached)
+            # Without gradients a step is not solved to the end, which may cost another step.
+            rival = torches.gaps[-1 if learn else -2 :][0].clamp(min=0)
+            rounding = problem.rounding(found.y)
+            tally.add("5 gap / (10 x that of PyTorch + tol + rounding)", here, found.gap,
+                      10 * rival + tol * size(found) + rounding)  # fmt: skip
+            key = f"{type(kind).__name__} {str(dtype)[6:]}{', learning' if learn else ''}"
+            both = torch.stack([found.converged.sum(), torches.converged.sum()]).double()
+            tally.converged[key] = tally.converged.get(key, torch.zeros(2)) + both
+            error = found.value - problem.answer.value
+            clear = error > 100 * (problem.answer.slack + rounding)
+            tally.ratios.setdefault(key, []).append((found.gap / error)[clear])
+
+
+def company(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> None:
+    """Checks 7 to 9: what else is in the batch, a NaN row, and the same again."""
+    parts, fine = problem.parts, dtype == torch.float64 and problem.entropy > 0
+    steps, tol = (300, 1e-12) if fine else (60, 1e-5)
+    together = solve(problem, dtype, steps, tol)
+    alone = [
+        solve(problem, dtype, steps, tol, parts=batch.rows(parts, [i]))
+        for i in range(problem.batch)
+    ]
+    y, value, gap, radius = (
+        torch.cat([getattr(s, k) for s in alone]) for k in ("y", "value", "gap", "radius")
+    )
+    rounding = problem.rounding(y)
+    tally.add("7 alone and in batch, values within the gaps", where, (value - together.value).abs(),
+              torch.maximum(gap, together.gap) + 2 * rounding)  # fmt: skip
+    if problem.entropy:
+        ground = problem.domain.radius(rounding, problem.entropy, y.shape)
+        allowed = radius + together.radius + (1e-9 if fine else 2 * ground)
+        away = apart(problem, y, together.y)
+        tally.add("7 alone and in batch, y within the radii", where, away, allowed)
+    if fine and not problem.smooth:
+        off = (y - together.y).abs() / (1 + together.y.abs())
+        tally.add("7 alone and in batch, y to 1e-9", where, off.flatten(1).amax(dim=1), 1e-9)
+
+    x = parts.x.clone()
+    x[0] = torch.nan
+    for learn in (False, True):
+        few: Any = {"max_steps": 60, "tol": 1e-5, "learn": learn}
+        finite = solve(problem, dtype, **few)
+        broken = solve(problem, dtype, **few, parts=parts._replace(x=x))
+        told = broken.status[0] == Status.NONFINITE and broken.value[0].isnan()
+        tally.add("8 a NaN row is told", where, not (told and broken.gap[0].isinf()))
+        tally.same("8 a NaN row leaves others bit-identical", where, finite, broken, 1)
+        for _ in range(2):
+            again = solve(problem, dtype, **few)
+            tally.same("9 the same call again, bit-identical", where, finite, again)
+
+
+def given(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> None:
+    """Check 11: coordinates that are given, against PyTorch in float64."""
+    shape, random = (problem.batch, *problem.y_shape), torch.Generator().manual_seed(problem.n)
+    mask = torch.rand(shape, generator=random) < 0.4
+    mask[..., 0], mask[0] = False, True  # and in one example, all are given
+    values = problem.domain.minimise(torch.randn(shape, generator=random).double(), 1.0)
+    values = values.float()  # the same numbers in both
+    fixed = (mask, torch.where(mask, values, torch.nan))
+    exact = plain(problem, torch.float64, 300, 1e-9, fixed=fixed)
+    held = replace(problem, name=f"{problem}, given")
+    domain = problem.domain.restrict(mask, torch.where(mask, values, 0).double())
+    held.__dict__["parts"] = problem.parts._replace(domain=domain)
+    held.__dict__["answer"] = Answer(exact.y, exact.value, exact.gap.clamp(min=0))
+    for learn in (False, True):
+        found = solve(problem, dtype, 300, 1e-5, fixed=fixed, learn=learn)
+        certified(tally, held, found, f"{where}, some given", 300, 1e-5)
+        rounding = held.rounding(found.y)
+        tally.add("11 given coordinates come back", where, (found.y != values)[mask])
+        tally.add("11 some given: gap / (10 x that of PyTorch + tol + rounding)", where, found.gap,
+                  10 * held.answer.slack + 1e-5 * size(found) + rounding)  # fmt: skip
+        tally.add("11 all given: no steps, no gap", where, found.steps[:1] + found.gap[:1])
+
+
+def replaced(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> None:
+    """Check 11: more steps than slots, so that old cuts go."""
+    steps = problem.n + 120
+    torches = plain(problem, dtype, steps, 0.0)
+    found = solve(problem, dtype, steps, 0.0)
+    certified(tally, problem, found, f"{where}, slots are replaced", steps, 0.0)
+    tally.add("11 slots replaced: gap / (10 x that of PyTorch + rounding)", where, found.gap,
+              10 * torches.gap.clamp(min=0) + problem.rounding(found.y))  # fmt: skip
+    if dtype == torch.float64 and not problem.piecewise_linear:
+        used = (problem.n + 20) / int(found.steps.max())
+        tally.add("11 slots replaced: slots / steps", where, used)
+
+
+def at_once(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> None:
+    """Check 12: two threads, on a GPU with a stream each, and the same one after another."""
+    # Two energies of one shape: a recording of the one must not serve the other.
+    pair = [moved(problem.parts, dtype, DEVICE) for _ in range(2)]
+    for tensor in pair[1].energy.state_dict().values():
+        tensor.mul_(0.9)
+    kind = icnn.BundleEntropy if problem.entropy else icnn.Bundle
+    choice = kind(max_steps=60, tol=1e-5, kernel=COMPILED)
+
+    def search(i: int) -> list[Solution]:
+        energy, x, domain = pair[i]
+        options: Any = {"entropy": problem.entropy, "solver": choice}
+        with torch.no_grad():
+            found = [icnn.argmin(energy, x, domain, **options) for _ in range(3)]
+        return [one.to("cpu") for one in found]
+
+    def streamed(i: int) -> list[Solution]:
+        if DEVICE == "cpu":
+            return search(i)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            return search(i)
+
+    expected = [search(0), search(1)]
+    for found in expected:
+        for again in found[1:]:
+            tally.same("12 three times, bit-identical", where, found[0], again)
+    for workers, way in ((1, "12 two streams"), (2, "12 two threads at once")):
+        with ThreadPoolExecutor(workers) as pool:
+            jobs = [pool.submit(streamed, i) for i in range(2)]
+        for i, job in enumerate(jobs):
+            if job.exception() is not None:
+                tally.add(way, f"{where}: {job.exception()!r}", 3)
+                continue
+            for one in job.result():
+                tally.same(way, f"{where}, energy {i}", expected[i][0], one)
+
+
+def slopes(case: Case, dtype: torch.dtype, device: str, kernel: str, seed: int) -> list[Tensor]:
+    """Gradients of a random linear loss in all that an answer depends on."""
+    s = case.setting()
+
+    def leaf(t: Tensor | None) -> Any:
+        return None if t is None else t.detach().to(device, dtype).requires_grad_()
+
+    mask, bounds = None if s.mask is None else s.mask.to(device), [leaf(b) for b in s.bounds]
+    s = Setting(case, s.energy.to(device, dtype), leaf(s.x), bounds, mask, leaf(s.values))
+    tol = 1e-14 if dtype == torch.float64 else 1e-6
+    y = s.argmin(solver=icnn.BundleEntropy(max_steps=120, tol=tol, kernel=kernel)).y
+    torch.manual_seed(seed)
+    loss = (torch.randn(y.shape, dtype=torch.float64).to(y) * y).sum()
+    leaves = list(s.leaves().values())
+    found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+    return [g.cpu().double() for g in found]
+
+
+def gradients(tally: Tally, case: Case, dtype: torch.dtype, where: str, seed: int) -> None:
+    """Check 10: in float64 as with PyTorch on the CPU; in float32 not much further off."""
+    exact = slopes(case, torch.float64, "cpu", "torch", seed)
+    least = 0.01 * max(g.norm() for g in exact)
+
+    def off(found: Sequence[Tensor]) -> tuple[float, float]:
+        pairs = list(zip(found, exact, strict=True))
+        flat = (torch.cat([g.flatten() for g in every]) for every in (found, exact))
+        angle = 1 - torch.cosine_similarity(*flat, dim=0)
+        return max(float((a - b).norm() / b.norm().clamp(min=least)) for a, b in pairs), float(
+            angle
+        )
+
+    error, angle = off(slopes(case, dtype, DEVICE, COMPILED, seed))
+    if dtype == torch.float64:
+        tally.add("10 gradients in float64, to 1e-5", where, error, 1e-5)
+        tally.add("10 1 - cosine of gradients in float64, to 1e-10", where, angle, 1e-10)
+    else:
+        rival = off(slopes(case, dtype, "cpu", "torch", seed))
+        tally.add("10 error in float32 / (3 x that of PyTorch + 1e-3)", where, error,
+                  3 * rival[0] + 1e-3)  # fmt: skip
+        tally.add("10 1 - cosine in float32, to 1e-4", where, angle, 1e-4)
+
+
+def store(path: Path) -> None:
+    """All problems and their answers as plain tensors."""
+    known = {}
+    for problem in PROBLEMS:
+        energy, x, domain = problem.parts
+        known[problem.name] = {
+            "answer": tuple(problem.answer),
+            "weights": dict(energy.state_dict()),
+            "x": x,
+            "bounds": problems.limits(domain),
+        }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(known, path)
+
+
+def load(path: Path) -> None:
+    """Put stored problems and answers in place of those that would be made."""
+    known = torch.load(path, weights_only=True)
+    problems.fitted = lambda energy, *rest: energy  # its weights are in the file
+    for problem in PROBLEMS:
+        stored = known[problem.name]
+        energy, _, domain = problem.parts
+        energy.load_state_dict(stored["weights"])
+        domain = icnn.Box(*stored["bounds"]) if stored["bounds"] else domain
+        problem.__dict__["parts"] = Parts(energy, stored["x"], domain)
+        problem.__dict__["answer"] = Answer(*stored["answer"])
+
+
+def main() -> None:
+    """Check, print, write `results/promises-cpu.json`, or `-cuda`."""
+    arguments = options(
+        __doc__,
+        answers={"type": Path, "help": "only compute exact answers, into this file"},
+        **{"from": {"type": Path, "dest": "stored", "help": "read exact answers from this file"}},
+    )
+    torch.set_num_threads(1)
+    if arguments.answers is not None:
+        store(arguments.answers)
+        print(arguments.answers)
+        return
+    if arguments.stored is not None:
+        load(arguments.stored)
+    _ = [problem.answer for problem in PROBLEMS]
+    everything = {p.name for p in PROBLEMS[:: 6 if arguments.fast else 1]}
+    parts: list[tuple[Callable[..., None], Any]] = [
+        (every, everything),
+        (company, everything.intersection((*batch.NAMES, *BARE))),
+        (given, everything.intersection(GIVEN)),
+        (replaced, everything.intersection(LONG)),
+        (partial(gradients, seed=arguments.seed), CASES[:: 6 if arguments.fast else 1]),
+        (at_once, everything.intersection(AT_ONCE)),
+    ]
+    tally, began = Tally(), time.perf_counter()
+    for check, cases in parts:
+        chosen = cases if isinstance(cases, list) else [p for p in PROBLEMS if p.name in cases]
+        for case, dtype in product(chosen, catalogue.REACHED):
+            where = f"{case.name} {str(dtype)[6:]}"
+            try:
+                check(tally, case, dtype, where)
+            except Exception as error:
+                tally.add("0 no exception", f"{where}: {error!r}", 1)
+        print(f"{time.perf_counter() - began:.0f} s: {check}", flush=True)
+    rows = tally.sum_up()
+    print(report.table(rows))
+    print("\n".join(tally.failures))
+    if not arguments.fast:
+        where = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU, 1 thread"
+        settings = {"seed": arguments.seed, "kernel": COMPILED, "where": where}
+        settings |= {"problems": len(PROBLEMS), "failures": tally.failures}
+        print(report.write(f"promises-{DEVICE}", settings, rows, arguments.out))
+    sys.exit(bool(tally.failures))
+
+
+if __name__ == "__main__":
+    main()
