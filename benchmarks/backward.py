@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import icnn
-from benchmarks.argmin import NETS, Net, inputs, steep, threads, trained
+from benchmarks.argmin import NETS, At, Net, inputs, steep, threads, trained, with_entropy
 from benchmarks.options import options
 from benchmarks.timing import medians
 from icnn import report
@@ -26,7 +26,6 @@ from icnn.solvers.graph import Watched
 from icnn.solvers.problem import Problem, Record
 
 SETTINGS: dict[str, Any] = {"seed": 0, "steps": 10, "training steps": 150, "dtype": "float32"}
-ENTROPIES = {6: 0.1, 17: 0.1, 159: 0.03, 2048: 0.01}
 
 
 def solved(net: Net, weights: str, device: str) -> tuple[icnn.Energy, Problem, Record]:
@@ -37,7 +36,9 @@ def solved(net: Net, weights: str, device: str) -> tuple[icnn.Energy, Problem, R
         energy = trained(net, energy, SETTINGS["training steps"], device)
     x = inputs(net, net.batches[0], device)
     y = torch.full((len(x), *energy.y_shape), 0.5, device=device)
-    entropy = ENTROPIES[y[0].numel()]
+    with torch.no_grad():
+        frozen = At(energy.at(x), energy.y_shape)
+    entropy = with_entropy(net, weights, len(x), frozen, x).entropy
     f = Watched(at(energy, x))
     problem = Problem(f, icnn.Box(), entropy, y, None, energy, x, "auto")
     with torch.no_grad():

@@ -1,13 +1,12 @@
 """Do the compiled kernels keep all promises, on every problem of the catalogue of the tests?
 
-Numba on a CPU, Triton on a GPU; `BundleEntropy`, and `Bundle` without entropy; float32 and
-float64; with gradients to come and without (a step is solved less finely then). Each line of the
-table is a promise: how often it was looked at, how often it was broken, and the worst ratio of
-what was found to what is allowed. Below one is good; where something is only right or wrong, the
-number is a count of what is wrong.
+Numba on a CPU, Triton on a GPU; `BundleEntropy`, and `Bundle` without entropy; float32 and float64;
+with gradients to come and without (steps are solved less finely then). Each line of the table is a
+promise: how often it was looked at, how often it was broken, and the worst ratio of what was found
+to what is allowed, below one where it is kept. What can only be right or wrong is counted.
 
-Exact answers need CVXPY, which a machine with a GPU may not have. So they can travel, together
-with all weights and inputs, which are not the same to the last bit elsewhere:
+Exact answers need CVXPY, which a machine with a GPU may not have. So they can travel, together with
+weights and inputs, which elsewhere would not be the same to the last bit:
 
     python -m benchmarks.promises --answers FILE    # where CVXPY is
     python -m benchmarks.promises --from FILE       # anywhere
@@ -15,10 +14,9 @@ with all weights and inputs, which are not the same to the last bit elsewhere:
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -48,10 +46,11 @@ from tests.test_learning_gradients import CASES, Case, Setting  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COMPILED = "triton" if DEVICE == "cuda" else "numba"
-FIELDS = ("y", "value", "lower", "gap", "radius", "steps", "status")
+FIELDS = ("y", "value", "gap", "radius", "lower", "steps", "status")
+WORSE = "gap / (10 x that of PyTorch + tol + rounding)"
+SETTINGS: dict[str, Any] = {"seed": 0, "kernel": COMPILED, "problems": len(PROBLEMS)}
 BARE = ("picnn-17-bounds-bare", "planes-17-simplex-bare", "conv-36-image-bare")
-GIVEN = ("planes-6-simplex", "coupled-6-simplex", "logsumexp-159-simplex", "picnn-17-bounds",
-         "picnn-2-trained-softplus", "conv-36-image", *BARE)  # fmt: skip
+COMPANY = (*batch.NAMES, *BARE)
 LONG = ("coupled-6-low", "coupled-6-simplex", "picnn-2-trained-softplus", "ficnn-6",
         "planes-6-twice", "coupled-6-simplex-bare", "logsumexp-2-bare", "kink-17-bare")  # fmt: skip
 AT_ONCE = ("picnn-17", "ficnn-6", "picnn-159-softplus", "planes-6-simplex", "picnn-17-bounds-bare")
@@ -61,7 +60,7 @@ AT_ONCE = ("picnn-17", "ficnn-6", "picnn-159-softplus", "planes-6-simplex", "pic
 class Tally:
     """What was looked at, and what was broken."""
 
-    lines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lines: dict[str, tuple[int, int, float]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     ratios: dict[str, list[Tensor]] = field(default_factory=dict)
     converged: dict[str, Tensor] = field(default_factory=dict)
@@ -72,21 +71,18 @@ class Tally:
         allowed = torch.as_tensor(allowed, dtype=torch.float64).expand_as(found)
         ratio = (found / (allowed + 1e-300)).nan_to_num(nan=1e9).clamp(max=1e9)
         bad = ~(ratio < 1)
-        line = self.lines.setdefault(what, {"cases": 0, "failed": 0, "worst": -torch.inf})
-        line["cases"] += len(ratio)
-        line["failed"] += int(bad.sum())
-        line["worst"] = max(line["worst"], float(ratio.max()))
-        if bool(bad.any()):
-            i = int(ratio.argmax())
-            numbers = f"{float(found[i]):.4g}, allowed {float(allowed[i]):.4g}"
-            count = f"{int(bad.sum())} of {len(bad)}, worst is example {i}"
-            self.failures.append(f"{what}: {where}: {numbers} ({count})")
+        cases, failed, worst = self.lines.get(what, (0, 0, -torch.inf))
+        count, most, i = int(bad.sum()), float(ratio.max()), int(ratio.argmax())
+        self.lines[what] = (cases + len(ratio), failed + count, max(worst, most))
+        if count:
+            numbers = f"{float(found[i]):.4g}, allowed {float(allowed[i]):.4g}, example {i}"
+            self.failures.append(f"{what}: {where}: {numbers} ({count} of {len(bad)})")
 
     def same(self, what: str, where: str, a: Solution, b: Solution, first: int = 0) -> None:
         """Bit for bit, from an example on."""
         pairs = [(getattr(a, name)[first:], getattr(b, name)[first:]) for name in FIELDS]
-        self.add(what, where, sum(int(((p != q) & ~(p.isnan() & q.isnan())).sum())
-                                  for p, q in pairs))  # fmt: skip
+        differ = [(p != q) & ~(p.isnan() & q.isnan()) for p, q in pairs]
+        self.add(what, where, sum(int(d.sum()) for d in differ))
 
     def sum_up(self) -> list[report.Row]:
         """The table, with what is known at the end only."""
@@ -98,21 +94,22 @@ class Tally:
             self.add("5 converged with PyTorch / converged, to 1.03", f"{key}: {ours:.0f}",
                      torches / ours.clamp(min=1), 1.03)  # fmt: skip
         order = sorted(self.lines, key=lambda what: int(what.split()[0]))
-        return [{"promise": what, **self.lines[what]} for what in order]
+        names = ("promise", "cases", "failed", "worst")
+        return [dict(zip(names, (what, *self.lines[what]), strict=True)) for what in order]
 
 
 def solve(
     problem: Problem, dtype: torch.dtype, max_steps: int, tol: float, *, learn: bool = False,
-    kernel: str = COMPILED, device: str = DEVICE, parts: Parts | None = None, fixed: Any = None,
+    kernel: str = COMPILED, parts: Parts | None = None, fixed: Any = None,
 ) -> Solution:  # fmt: skip
-    """Search on a device; what was found is on the CPU."""
-    energy, x, domain = moved(parts or problem.parts, dtype, device)
-    kind = icnn.BundleEntropy if problem.entropy else icnn.Bundle
-    choice = kind(max_steps=max_steps, tol=tol, kernel=kernel)
+    """Search with a compiled kernel, or with PyTorch on the CPU; what was found is on the CPU."""
+    device = "cpu" if kernel == "torch" else DEVICE
     given = None if fixed is None else (fixed[0].to(device), fixed[1].to(device, dtype))
+    solver = icnn.BundleEntropy if problem.entropy else icnn.Bundle
+    more: Any = {"solver": solver(max_steps, tol, kernel=kernel), "fixed": given}
     with torch.set_grad_enabled(learn):
-        found = icnn.argmin(energy, x, domain, entropy=problem.entropy, solver=choice, fixed=given)
-    return found.to("cpu")
+        where = moved(parts or problem.parts, dtype, device)
+        return icnn.argmin(*where, entropy=problem.entropy, **more).to("cpu")
 
 
 def moved(parts: Parts, dtype: torch.dtype, device: str) -> Parts:
@@ -123,16 +120,6 @@ def moved(parts: Parts, dtype: torch.dtype, device: str) -> Parts:
     return Parts(energy.to(device), None if x is None else x.to(device), domain)
 
 
-def plain(problem: Problem, dtype: torch.dtype, max_steps: int, tol: float, **more) -> Solution:
-    """The same search in plain PyTorch on the CPU."""
-    return solve(problem, dtype, max_steps, tol, kernel="torch", device="cpu", **more)
-
-
-def size(found: Solution) -> Tensor:
-    """What `tol` is relative to."""
-    return found.value.abs().clamp(min=1)
-
-
 def apart(problem: Problem, a: Tensor, b: Tensor) -> Tensor:
     """The distance of answers in the norm of `Solution.radius`."""
     a, b, domain = a.double(), b.double(), problem.domain
@@ -141,10 +128,21 @@ def apart(problem: Problem, a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs().flatten(start_dim=1).sum(dim=1)
 
 
+def radius(problem: Problem, gap: Tensor) -> Tensor:
+    """How far from the minimiser a point with such a gap can be."""
+    shape = torch.Size((problem.batch, *problem.y_shape))
+    return problem.domain.radius(gap, problem.entropy, shape)
+
+
+def size(found: Solution) -> Tensor:
+    """What `tol` is relative to."""
+    return found.value.abs().clamp(min=1)
+
+
 def certified(
     tally: Tally, problem: Problem, found: Solution, where: str, most: int, tol: float
-) -> None:
-    """Checks 1 to 4: what a solution says of itself, against the exact answer."""
+) -> Tensor:
+    """Checks 1 to 4: what a solution says of itself. Gives back the gap that it may have."""
     exact, rounding = problem.answer, problem.rounding(found.y)
     off = (found.value - problem.objective(found.y)).abs()
     tally.add("1 value is the objective at y", where, off, rounding)
@@ -152,12 +150,8 @@ def certified(
     tally.add("2 lower is below the optimum", where, found.lower - exact.value, rounding)
     tally.add("2 value is not", where, exact.value - found.value, rounding + exact.slack)
     if problem.entropy:
-        reach, ground = (
-            problem.domain.radius(gap, problem.entropy, found.y.shape)
-            for gap in (exact.slack, rounding)
-        )
-        away = apart(problem, found.y, exact.y)
-        tally.add("3 y is within the radius", where, away, found.radius + reach + ground)
+        reach = found.radius + radius(problem, exact.slack) + radius(problem, rounding)
+        tally.add("3 y is within the radius", where, apart(problem, found.y, exact.y), reach)
     tally.add("4 y lies in the domain", where, ~problem.domain.contains(found.y))
     wrong = (found.gap != found.value - found.lower) | (found.gaps[-1] != found.gap)
     tally.add("4 gap is value - lower", where, wrong)
@@ -165,6 +159,7 @@ def certified(
     wrong |= ((found.steps < 1) & (found.gap != 0)) | (found.steps > most)
     wrong |= (found.status == Status.MAX_STEPS) & (found.steps != most)
     tally.add("4 status fits gap and steps", where, wrong | (found.status > Status.STALLED))
+    return tol * size(found) + rounding
 
 
 def every(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> None:
@@ -172,24 +167,22 @@ def every(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> Non
     kind = catalogue.SOLVERS["entropy" if problem.entropy else "bundle"]
     most, tol = catalogue.steps(kind, problem, dtype), catalogue.REACHED[dtype] / 10
     for steps in sorted({5, 20, most}):
-        torches = plain(problem, dtype, steps, tol)
+        torches = solve(problem, dtype, steps, tol, kernel="torch")
         for learn in (False, True):
             here = f"{where}, {steps} steps{', learning' if learn else ''}"
             found = solve(problem, dtype, steps, tol, learn=learn)
-            certified(tally, problem, found, here, steps, tol)
+            ground = certified(tally, problem, found, here, steps, tol)
             if catalogue.reaches(kind, problem, dtype) and steps == most:
                 reached = catalogue.REACHED[dtype] * size(found)
                 tally.add("4 gap is as small as tests ask", here, found.gap, reached)
             # Without gradients a step is not solved to the end, which may cost another step.
             rival = torches.gaps[-1 if learn else -2 :][0].clamp(min=0)
-            rounding = problem.rounding(found.y)
-            tally.add("5 gap / (10 x that of PyTorch + tol + rounding)", here, found.gap,
-                      10 * rival + tol * size(found) + rounding)  # fmt: skip
+            tally.add(f"5 {WORSE}", here, found.gap, 10 * rival + ground)
             key = f"{type(kind).__name__} {str(dtype)[6:]}{', learning' if learn else ''}"
             both = torch.stack([found.converged.sum(), torches.converged.sum()]).double()
             tally.converged[key] = tally.converged.get(key, torch.zeros(2)) + both
             error = found.value - problem.answer.value
-            clear = error > 100 * (problem.answer.slack + rounding)
+            clear = error > 100 * (problem.answer.slack + problem.rounding(found.y))
             tally.ratios.setdefault(key, []).append((found.gap / error)[clear])
 
 
@@ -198,19 +191,14 @@ def company(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> N
     parts, fine = problem.parts, dtype == torch.float64 and problem.entropy > 0
     steps, tol = (300, 1e-12) if fine else (60, 1e-5)
     together = solve(problem, dtype, steps, tol)
-    alone = [
-        solve(problem, dtype, steps, tol, parts=batch.rows(parts, [i]))
-        for i in range(problem.batch)
-    ]
-    y, value, gap, radius = (
-        torch.cat([getattr(s, k) for s in alone]) for k in ("y", "value", "gap", "radius")
-    )
-    rounding = problem.rounding(y)
-    tally.add("7 alone and in batch, values within the gaps", where, (value - together.value).abs(),
-              torch.maximum(gap, together.gap) + 2 * rounding)  # fmt: skip
+    each = [batch.rows(parts, [i]) for i in range(problem.batch)]
+    alone = [solve(problem, dtype, steps, tol, parts=row) for row in each]
+    y, value, gap, reach = (torch.cat([getattr(s, k) for s in alone]) for k in FIELDS[:4])
+    rounding, off = problem.rounding(y), (value - together.value).abs()
+    allowed = torch.maximum(gap, together.gap) + 2 * rounding
+    tally.add("7 alone and in batch, values within the gaps", where, off, allowed)
     if problem.entropy:
-        ground = problem.domain.radius(rounding, problem.entropy, y.shape)
-        allowed = radius + together.radius + (1e-9 if fine else 2 * ground)
+        allowed = reach + together.radius + (1e-9 if fine else 2 * radius(problem, rounding))
         away = apart(problem, y, together.y)
         tally.add("7 alone and in batch, y within the radii", where, away, allowed)
     if fine and not problem.smooth:
@@ -233,35 +221,33 @@ def company(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> N
 
 def given(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> None:
     """Check 11: coordinates that are given, against PyTorch in float64."""
-    shape, random = (problem.batch, *problem.y_shape), torch.Generator().manual_seed(problem.n)
-    mask = torch.rand(shape, generator=random) < 0.4
+    torch.manual_seed(SETTINGS["seed"])
+    mask = torch.rand(problem.batch, *problem.y_shape) < 0.4
     mask[..., 0], mask[0] = False, True  # and in one example, all are given
-    values = problem.domain.minimise(torch.randn(shape, generator=random).double(), 1.0)
-    values = values.float()  # the same numbers in both
+    # Numbers that are the same in float32.
+    values = problem.domain.minimise(torch.randn(mask.shape).double(), 1.0).float()
     fixed = (mask, torch.where(mask, values, torch.nan))
-    exact = plain(problem, torch.float64, 300, 1e-9, fixed=fixed)
+    exact = solve(problem, torch.float64, 300, 1e-9, fixed=fixed, kernel="torch")
     held = replace(problem, name=f"{problem}, given")
     domain = problem.domain.restrict(mask, torch.where(mask, values, 0).double())
-    held.__dict__["parts"] = problem.parts._replace(domain=domain)
-    held.__dict__["answer"] = Answer(exact.y, exact.value, exact.gap.clamp(min=0))
+    answer = Answer(exact.y, exact.value, exact.gap.clamp(min=0))
+    held.__dict__.update(parts=problem.parts._replace(domain=domain), answer=answer)
     for learn in (False, True):
         found = solve(problem, dtype, 300, 1e-5, fixed=fixed, learn=learn)
-        certified(tally, held, found, f"{where}, some given", 300, 1e-5)
-        rounding = held.rounding(found.y)
+        ground = certified(tally, held, found, f"{where}, some given", 300, 1e-5)
         tally.add("11 given coordinates come back", where, (found.y != values)[mask])
-        tally.add("11 some given: gap / (10 x that of PyTorch + tol + rounding)", where, found.gap,
-                  10 * held.answer.slack + 1e-5 * size(found) + rounding)  # fmt: skip
+        tally.add(f"11 some given: {WORSE}", where, found.gap, 10 * answer.slack + ground)
         tally.add("11 all given: no steps, no gap", where, found.steps[:1] + found.gap[:1])
 
 
 def replaced(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> None:
     """Check 11: more steps than slots, so that old cuts go."""
     steps = problem.n + 120
-    torches = plain(problem, dtype, steps, 0.0)
+    torches = solve(problem, dtype, steps, 0.0, kernel="torch")
     found = solve(problem, dtype, steps, 0.0)
-    certified(tally, problem, found, f"{where}, slots are replaced", steps, 0.0)
-    tally.add("11 slots replaced: gap / (10 x that of PyTorch + rounding)", where, found.gap,
-              10 * torches.gap.clamp(min=0) + problem.rounding(found.y))  # fmt: skip
+    ground = certified(tally, problem, found, f"{where}, slots are replaced", steps, 0.0)
+    allowed = 10 * torches.gap.clamp(min=0) + ground
+    tally.add(f"11 slots replaced: {WORSE}", where, found.gap, allowed)
     if dtype == torch.float64 and not problem.piecewise_linear:
         used = (problem.n + 20) / int(found.steps.max())
         tally.add("11 slots replaced: slots / steps", where, used)
@@ -270,45 +256,34 @@ def replaced(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> 
 def at_once(tally: Tally, problem: Problem, dtype: torch.dtype, where: str) -> None:
     """Check 12: two threads, on a GPU with a stream each, and the same one after another."""
     # Two energies of one shape: a recording of the one must not serve the other.
-    pair = [moved(problem.parts, dtype, DEVICE) for _ in range(2)]
+    pair = [problem.parts, problem.parts.to(torch.float64)]
     for tensor in pair[1].energy.state_dict().values():
         tensor.mul_(0.9)
-    kind = icnn.BundleEntropy if problem.entropy else icnn.Bundle
-    choice = kind(max_steps=60, tol=1e-5, kernel=COMPILED)
 
     def search(i: int) -> list[Solution]:
-        energy, x, domain = pair[i]
-        options: Any = {"entropy": problem.entropy, "solver": choice}
-        with torch.no_grad():
-            found = [icnn.argmin(energy, x, domain, **options) for _ in range(3)]
-        return [one.to("cpu") for one in found]
+        return [solve(problem, dtype, 60, 1e-5, parts=pair[i]) for _ in range(3)]
 
     def streamed(i: int) -> list[Solution]:
-        if DEVICE == "cpu":
-            return search(i)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.default_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(torch.cuda.Stream() if DEVICE == "cuda" else None):
             return search(i)
 
     expected = [search(0), search(1)]
-    for found in expected:
-        for again in found[1:]:
-            tally.same("12 three times, bit-identical", where, found[0], again)
+    for first, *others in expected:
+        for again in others:
+            tally.same("12 three times, bit-identical", where, first, again)
     for workers, way in ((1, "12 two streams"), (2, "12 two threads at once")):
         with ThreadPoolExecutor(workers) as pool:
             jobs = [pool.submit(streamed, i) for i in range(2)]
-        for i, job in enumerate(jobs):
+        for job, true in zip(jobs, expected, strict=True):
             if job.exception() is not None:
                 tally.add(way, f"{where}: {job.exception()!r}", 3)
-                continue
-            for one in job.result():
-                tally.same(way, f"{where}, energy {i}", expected[i][0], one)
+            for one in [] if job.exception() else job.result():
+                tally.same(way, where, true[0], one)
 
 
-def slopes(case: Case, dtype: torch.dtype, device: str, kernel: str, seed: int) -> list[Tensor]:
+def slopes(case: Case, dtype: torch.dtype, kernel: str) -> list[Tensor]:
     """Gradients of a random linear loss in all that an answer depends on."""
-    s = case.setting()
+    s, device = case.setting(), "cpu" if kernel == "torch" else DEVICE
 
     def leaf(t: Tensor | None) -> Any:
         return None if t is None else t.detach().to(device, dtype).requires_grad_()
@@ -317,48 +292,39 @@ def slopes(case: Case, dtype: torch.dtype, device: str, kernel: str, seed: int) 
     s = Setting(case, s.energy.to(device, dtype), leaf(s.x), bounds, mask, leaf(s.values))
     tol = 1e-14 if dtype == torch.float64 else 1e-6
     y = s.argmin(solver=icnn.BundleEntropy(max_steps=120, tol=tol, kernel=kernel)).y
-    torch.manual_seed(seed)
+    torch.manual_seed(SETTINGS["seed"])
     loss = (torch.randn(y.shape, dtype=torch.float64).to(y) * y).sum()
     leaves = list(s.leaves().values())
     found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     return [g.cpu().double() for g in found]
 
 
-def gradients(tally: Tally, case: Case, dtype: torch.dtype, where: str, seed: int) -> None:
+def gradients(tally: Tally, case: Case, dtype: torch.dtype, where: str) -> None:
     """Check 10: in float64 as with PyTorch on the CPU; in float32 not much further off."""
-    exact = slopes(case, torch.float64, "cpu", "torch", seed)
+    exact = slopes(case, torch.float64, "torch")
     least = 0.01 * max(g.norm() for g in exact)
 
-    def off(found: Sequence[Tensor]) -> tuple[float, float]:
-        pairs = list(zip(found, exact, strict=True))
-        flat = (torch.cat([g.flatten() for g in every]) for every in (found, exact))
-        angle = 1 - torch.cosine_similarity(*flat, dim=0)
-        return max(float((a - b).norm() / b.norm().clamp(min=least)) for a, b in pairs), float(
-            angle
-        )
+    def off(found: list[Tensor]) -> float:
+        pairs = zip(found, exact, strict=True)
+        return max(float((a - b).norm() / b.norm().clamp(min=least)) for a, b in pairs)
 
-    error, angle = off(slopes(case, dtype, DEVICE, COMPILED, seed))
+    found = slopes(case, dtype, COMPILED)
     if dtype == torch.float64:
-        tally.add("10 gradients in float64, to 1e-5", where, error, 1e-5)
-        tally.add("10 1 - cosine of gradients in float64, to 1e-10", where, angle, 1e-10)
+        a, b = (torch.cat([g.flatten() for g in each]) for each in (found, exact))
+        angle = 1 - torch.cosine_similarity(a, b, dim=0)
+        tally.add("10 gradients in float64, to 1e-5", where, off(found), 1e-5)
+        tally.add("10 1 - cosine in float64, to 1e-10", where, angle, 1e-10)
     else:
-        rival = off(slopes(case, dtype, "cpu", "torch", seed))
-        tally.add("10 error in float32 / (3 x that of PyTorch + 1e-3)", where, error,
-                  3 * rival[0] + 1e-3)  # fmt: skip
-        tally.add("10 1 - cosine in float32, to 1e-4", where, angle, 1e-4)
+        allowed = 3 * off(slopes(case, dtype, "torch")) + 1e-3
+        tally.add("10 float32: error / (3 x PyTorch's + 1e-3)", where, off(found), allowed)
 
 
 def store(path: Path) -> None:
     """All problems and their answers as plain tensors."""
-    known = {}
-    for problem in PROBLEMS:
-        energy, x, domain = problem.parts
-        known[problem.name] = {
-            "answer": tuple(problem.answer),
-            "weights": dict(energy.state_dict()),
-            "x": x,
-            "bounds": problems.limits(domain),
-        }
+    known = {
+        p.name: (tuple(p.answer), dict(p.energy.state_dict()), p.x, problems.limits(p.domain))
+        for p in PROBLEMS
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(known, path)
 
@@ -368,12 +334,11 @@ def load(path: Path) -> None:
     known = torch.load(path, weights_only=True)
     problems.fitted = lambda energy, *rest: energy  # its weights are in the file
     for problem in PROBLEMS:
-        stored = known[problem.name]
+        answer, weights, x, bounds = known[problem.name]
         energy, _, domain = problem.parts
-        energy.load_state_dict(stored["weights"])
-        domain = icnn.Box(*stored["bounds"]) if stored["bounds"] else domain
-        problem.__dict__["parts"] = Parts(energy, stored["x"], domain)
-        problem.__dict__["answer"] = Answer(*stored["answer"])
+        energy.load_state_dict(weights)
+        domain = icnn.Box(*bounds) if bounds else domain
+        problem.__dict__.update(parts=Parts(energy, x, domain), answer=Answer(*answer))
 
 
 def main() -> None:
@@ -384,39 +349,32 @@ def main() -> None:
         **{"from": {"type": Path, "dest": "stored", "help": "read exact answers from this file"}},
     )
     torch.set_num_threads(1)
+    SETTINGS["seed"] = arguments.seed
     if arguments.answers is not None:
-        store(arguments.answers)
-        print(arguments.answers)
-        return
+        return store(arguments.answers)
     if arguments.stored is not None:
         load(arguments.stored)
-    _ = [problem.answer for problem in PROBLEMS]
-    everything = {p.name for p in PROBLEMS[:: 6 if arguments.fast else 1]}
-    parts: list[tuple[Callable[..., None], Any]] = [
-        (every, everything),
-        (company, everything.intersection((*batch.NAMES, *BARE))),
-        (given, everything.intersection(GIVEN)),
-        (replaced, everything.intersection(LONG)),
-        (partial(gradients, seed=arguments.seed), CASES[:: 6 if arguments.fast else 1]),
-        (at_once, everything.intersection(AT_ONCE)),
+    _ = [problem.parts for problem in PROBLEMS]  # some are trained: not without gradients
+    some = slice(None, None, 6 if arguments.fast else 1)
+    checks: list[tuple[Callable[..., None], Any]] = [
+        *((check, COMPANY) for check in (company, given)),
+        *((every, PROBLEMS[some]), (gradients, CASES[some]), (replaced, LONG), (at_once, AT_ONCE)),
     ]
     tally, began = Tally(), time.perf_counter()
-    for check, cases in parts:
-        chosen = cases if isinstance(cases, list) else [p for p in PROBLEMS if p.name in cases]
-        for case, dtype in product(chosen, catalogue.REACHED):
+    for check, names in checks:
+        cases = [p for p in PROBLEMS if p.name in names] or names
+        for case, dtype in product(cases, catalogue.REACHED):
             where = f"{case.name} {str(dtype)[6:]}"
             try:
                 check(tally, case, dtype, where)
             except Exception as error:
-                tally.add("0 no exception", f"{where}: {error!r}", 1)
-        print(f"{time.perf_counter() - began:.0f} s: {check}", flush=True)
+                tally.add("0 no exception", f"{where}, {check.__name__}: {error!r}", 1)
+        print(f"{check.__name__}: {time.perf_counter() - began:.0f} s", flush=True)
     rows = tally.sum_up()
-    print(report.table(rows))
-    print("\n".join(tally.failures))
+    print(report.table(rows), *tally.failures, sep="\n")
     if not arguments.fast:
         where = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU, 1 thread"
-        settings = {"seed": arguments.seed, "kernel": COMPILED, "where": where}
-        settings |= {"problems": len(PROBLEMS), "failures": tally.failures}
+        settings = {**SETTINGS, "where": where, "failures": tally.failures}
         print(report.write(f"promises-{DEVICE}", settings, rows, arguments.out))
     sys.exit(bool(tally.failures))
 

@@ -3,12 +3,14 @@
 K cuts of a batch are `K * B * n` numbers of the energy's dtype. The memory is the peak of a whole
 solve without gradients, less the peak of one eager value-and-gradient pass by autograd; the x-path
 is there before. On a CPU all storages that operations of PyTorch make are counted, and beside it
-how far the resident memory of a fresh process rose; on CUDA the allocator tells.
+how far the resident memory of a fresh process rose; on CUDA the allocator tells. What a recorded
+pass keeps from call to call on CUDA, its own memory and a copy of the network at its `x`, is apart.
 """
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from benchmarks.argmin import NETS, At, Case, inputs, steep
 from benchmarks.memory import MEGA, Allocator, Resident, Storages
 from benchmarks.options import options
 from icnn import report
+from icnn.solvers import search
 
 STEPS = (5, 10, 30)
 SETTINGS: dict[str, Any] = {"seed": 0, "entropy": 0.03, "dtype": "float32"}
@@ -33,7 +36,8 @@ def made(net: int, batch: int, device: str) -> Case:
 
 def peak(meter: Any, function: Callable[[], object]) -> int:
     """The most bytes that were there at once."""
-    function()
+    for _ in range(2):
+        function()
     with meter:
         function()
     return meter.peak
@@ -44,8 +48,30 @@ def measure(net: int, batch: int, steps: int, device: str, resident: bool) -> tu
     case = made(net, batch, device)
     y = torch.full((batch, *case.energy.y_shape), 0.5, device=device)
     kind = Resident if resident else Allocator if device == "cuda" else Storages
-    solve = peak(kind(), lambda: case.solve(steps))
+    with unrecorded():
+        solve = peak(kind(), lambda: case.solve(steps))
     return solve, peak(kind(), lambda: case.passes(y, 1))
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Without recorded passes."""
+    kept = search.recorded
+    search.recorded = lambda problem: None
+    try:
+        yield
+    finally:
+        search.recorded = kept
+
+
+def recording(net: int, batch: int) -> int:
+    """What a recorded pass keeps."""
+    case = made(net, batch, "cuda")
+    case.solve(2)
+    before = torch.cuda.memory_allocated()
+    case.solve(2)
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated() - before
 
 
 def fresh(*arguments: Any) -> tuple[int, int]:
@@ -79,6 +105,8 @@ def main() -> None:
             if device == "cpu":
                 solve, one = fresh(net, batch, steps, device, True)
                 row["/ cuts, resident"] = (solve - one) / cuts
+            else:
+                row["recorded pass, MiB"] = recording(net, batch) / MEGA
             rows.append(row)
             print(report.table(rows[-1:]).splitlines()[2], flush=True)
     print(report.table(rows))

@@ -1,7 +1,7 @@
 """Which version of a kernel computes: compiled where that is possible, else plain PyTorch."""
 
 from functools import cache
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
@@ -12,8 +12,12 @@ DEVICES = {"numba": "cpu", "triton": "cuda"}
 
 @cache
 def present(package: str) -> bool:
-    """Whether a compiler is installed."""
-    return find_spec(package) is not None
+    """Whether a compiler is installed, and works."""
+    try:
+        import_module(package)
+    except Exception:  # Numba, for one, refuses versions of NumPy that it does not know
+        return False
+    return True
 
 
 def chosen(kernel: str, domain: Any, like: Tensor) -> str:
@@ -22,11 +26,12 @@ def chosen(kernel: str, domain: Any, like: Tensor) -> str:
     With "auto" Numba on a CPU and Triton on a GPU, where they are installed and know the domain,
     else PyTorch. A version that is asked for by name and cannot be had is an error.
     """
-    ours = hasattr(domain, "ground")
+    # By itself, and not from its parent, whose entropy it may have changed.
+    ours = "ground" in vars(type(domain))
     fits = [
         name
         for name, device in DEVICES.items()
-        if present(name) and ours and like.device.type == device
+        if ours and like.device.type == device and present(name)
     ]
     if kernel == "auto":
         return fits[0] if fits else "torch"

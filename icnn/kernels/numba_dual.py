@@ -140,7 +140,7 @@ def simplex_point(s, v, low, width, m, e, n, y, w, t, bits):
             level += s[j] * (y[j] - v[j])
             size += abs(s[j] * (y[j] - v[j]))
             w[j] = share * w[j] / e
-        if mass > 0:
+        if mass > 0 and least < np.inf:
             bend += e * mass * (turn / total + math.log(total) - math.log(mass))
     return level - bend, size, bend
 

@@ -10,8 +10,10 @@ number of tensors. `Record.look`, `Cuts.add` and `Cuts.minimise` say the same in
 import ctypes
 import os
 import zlib
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -67,11 +69,21 @@ def call(context, function, table, part):
     return types.void(types.int64, types.int64, types.int64), code
 
 
-@numba.njit(parallel=True, cache=True)
 def spread(function, table, parts):
     """Call a function for every part of its work, on all threads."""
     for part in prange(parts):
         call(function, table, part)
+
+
+def kept(compile_: Callable[..., Any], function: Callable[..., Any]) -> Any:
+    """What Numba compiles, kept on disk where there is a place for it."""
+    try:
+        return compile_(cache=True)(function)
+    except RuntimeError:  # neither the package nor a home can be written to
+        return compile_()(function)
+
+
+spread_all = kept(partial(numba.njit, parallel=True), spread)
 
 
 @jit(fastmath=SUMS)
@@ -273,12 +285,12 @@ def entry(dtype):
     sources = b"".join((folder / f"numba_{name}.py").read_bytes() for name in ("dual", "steps"))
     version = zlib.crc32(sources)
 
-    @numba.cfunc(SIGNATURE, cache=True, error_model="numpy")
     def function(table, part):
         if version >= 0:
             work(table, part, kind)
 
-    return function.address, C_TYPE(function.address)
+    compiled = kept(partial(numba.cfunc, SIGNATURE, error_model="numpy"), function)
+    return compiled.address, C_TYPE(compiled.address)
 
 
 class Table:
@@ -300,6 +312,7 @@ class Table:
         """Point to other tensors."""
         for name, field in fields.items():
             if isinstance(field, Tensor):
+                assert field.is_contiguous(), f"{name} is read by its address"
                 self.kept[name] = field
                 field = field.data_ptr()
             self.numbers[PLACES[name]] = field
@@ -314,8 +327,10 @@ class Table:
         if parts == 1:
             self.function(self.numbers.ctypes.data, 0)
         else:
+            before = numba.get_num_threads()
             numba.set_num_threads(parts)
-            spread(self.address, self.numbers.ctypes.data, parts)
+            spread_all(self.address, self.numbers.ctypes.data, parts)
+            numba.set_num_threads(before)
 
 
 def dual(model: Model, start: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """The one door: `argmin` checks what it is given, lets a solver work, and certifies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -94,7 +95,7 @@ def argmin(
         begin = domain.project(begin.double()).to(like.dtype)
     learn = torch.is_grad_enabled()
     begin = (begin if gradient == "unroll" else begin.detach()).clone()
-    with torch.inference_mode(False), torch.set_grad_enabled(learn):
+    with torch.inference_mode(False), torch.set_grad_enabled(learn), precise(like):
         # Once, and with its graph: dropout masks are the same in the search and in its gradient.
         noise = random_states(energy, like) if learn else None
         f, way = Watched(at(energy, x)), gradient if learn else None
@@ -107,6 +108,25 @@ def argmin(
             return solution
         tied = differentiate(problem, record, solver.solve)
     return replace(solution, y=tied.y, value=tied.value)
+
+
+@contextmanager
+def precise(like: Tensor) -> Iterator[None]:
+    """No shortcuts on a GPU: certificates count on the rounding of a dtype, and twice is the same.
+
+    By default convolutions keep ten bits of a float32, and add up in any order.
+    """
+    if not like.is_cuda:
+        yield
+        return
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    short = matmul.allow_tf32
+    matmul.allow_tf32 = False
+    try:
+        with cudnn.flags(cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        matmul.allow_tf32 = short
 
 
 def has(thing: Any, protocol: Any) -> bool:
@@ -138,7 +158,7 @@ def check_gradient(gradient: Any, solver: Solver) -> str:
 def finished(problem: Problem, record: Record) -> Solution:
     """The record of a search as a solution."""
     status = torch.where(record.status == RUNNING, int(Status.MAX_STEPS), record.status)
-    broken = status == Status.NONFINITE
+    broken = status == int(Status.NONFINITE)
     value = record.value.masked_fill(broken, torch.nan)
     gap = (value - record.lower).masked_fill(broken, torch.inf)
     radius = torch.full_like(gap, torch.inf)
@@ -146,7 +166,7 @@ def finished(problem: Problem, record: Record) -> Solution:
     if problem.entropy and own is not None:
         # A gap below zero is rounding, unless the energy is not convex.
         known = own(gap.clamp(min=0), problem.entropy, problem.start.shape)
-        radius = torch.where(status == Status.NONCONVEX, radius, known)
+        radius = torch.where(status == int(Status.NONCONVEX), radius, known)
     gaps = (
         torch.stack(record.gaps) if isinstance(record.gaps, list) and record.gaps else record.gaps
     )

@@ -37,7 +37,7 @@ def differentiate(problem: Problem, record: Record, solve: Callable[[Problem], R
     examples are broken.
     """
     y, domain, entropy = record.y.detach(), problem.domain, problem.entropy
-    bad = record.status == Status.NONFINITE
+    bad = record.status == int(Status.NONFINITE)
     level = record.value.masked_fill(bad, torch.nan)
     # The answer as its domain alone moves it: at its own coordinates, and at its own slope.
     carry, slope = getattr(domain, "carry", None), mixture(problem, record)
@@ -107,7 +107,7 @@ def searched(problem: Problem, y: Tensor) -> Pieces:
     """Cuts around an answer of a solver that keeps none: a bundle that starts there finds them."""
     bundle = BundleEntropy(tol=1e-6) if problem.entropy else Bundle()
     with torch.no_grad():
-        found = bundle.solve(replace(problem, start=y)).pieces
+        found = bundle.solve(replace(problem, start=y.clone())).pieces
     assert found is not None
     return found
 

@@ -1,5 +1,6 @@
 """Where `y` lives: bounded sets on which a linear function is easy to minimise."""
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -122,7 +123,7 @@ class Box:
 
     def restrict(self, mask: Tensor, values: Tensor) -> "Box":
         """The box whose coordinates under `mask` have no width, at `values`."""
-        held = object.__new__(Box)
+        held = copy.copy(self)
         for name in ("low", "high"):
             bound = torch.as_tensor(getattr(self, name), dtype=values.dtype, device=values.device)
             object.__setattr__(held, name, torch.where(mask, values, bound))
@@ -140,8 +141,8 @@ class Box:
 
     def contains(self, y: Tensor) -> Tensor:
         low, high = wide(self.low), wide(self.high)
-        slack = rounding(y) * (torch.as_tensor(low).abs() + torch.as_tensor(self.width))
-        slack = slack.to(y.device)
+        size, width = (torch.as_tensor(b, dtype=torch.float64) for b in (low, self.width))
+        slack = (rounding(y) * (size.abs() + width)).to(y.device)
         inside = (y >= low - slack) & (y <= high + slack)
         return inside.flatten(start_dim=1).all(dim=1)
 

@@ -51,7 +51,7 @@ class Problem:
         energy: Maps `y` to `(B,)`.
         domain: With the coordinates that are given at their values.
         entropy: The weight of `H`.
-        start: A point of the domain, `(B, *y_shape)`.
+        start: A point of the domain, `(B, *y_shape)`; a search may write over it.
         free: Which coordinates are not given, `(B, *y_shape)`; `None` means all.
         source: What `energy` was made from, for solvers that look inside.
         x: Where `energy` stands.
@@ -88,7 +88,7 @@ class Problem:
     def evaluate(self, y: Tensor) -> Tensor:
         """The energy, without a gradient."""
         with torch.no_grad():
-            return self.energy(y.to(self.start.dtype)).double()
+            return self.energy(y.to(self.start.dtype)).double().contiguous()
 
     def tangent(self, y: Tensor) -> Tangent:
         """The energy and its slope, by one pass forward and one back; with a graph if `y` has."""
@@ -129,11 +129,12 @@ class Problem:
         own = self.own if own is None else own
         if own is None:
             value, slope = self.tangent(y)
-            return value, slope.to(y.dtype)
+            return value.contiguous(), slope.to(y.dtype).contiguous()
         with torch.no_grad():
             value, slope = own(y.to(self.start.dtype))
             slope = slope if self.free is None else torch.where(self.free, slope, 0.0)
-        return value.double(), slope.flatten(start_dim=1).contiguous()
+        slope = slope.to(self.start.dtype).flatten(start_dim=1)
+        return value.double().contiguous(), slope.contiguous()
 
     def offset(self, y: Tensor, tangent: Tangent) -> Tensor:
         """`c` of the cut `c + slope . y' <= f(y')` that touches at `y`.

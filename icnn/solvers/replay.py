@@ -45,7 +45,7 @@ class Replay:
                 both()
         torch.cuda.current_stream(y.device).wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.value, self.slope = both()
 
     def load(self, f: LayeredAt, y: Tensor) -> None:

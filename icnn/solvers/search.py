@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from icnn.kernels.dual import Model, reference
-from icnn.solvers.bundle_entropy import INEXACT, Cuts
+from icnn.solvers.bundle_entropy import INEXACT, ROOM, Cuts
 from icnn.solvers.problem import Problem, Record
 from icnn.solvers.replay import recorded
 
@@ -68,8 +68,8 @@ def loop(problem: Problem, record: Record, cuts: Cuts, max_steps: int) -> None:
     start, device = problem.start, problem.start.device
     replay = recorded(problem)
     y = (start.clone() if replay is None else replay.y).flatten(start_dim=1)
-    record.y = start.flatten(start_dim=1).clone()
-    gaps = record.value.new_full((max_steps, len(y)), torch.inf)
+    record.y = start.flatten(start_dim=1)  # the start is the best point, until there is a better
+    gaps = record.value.new_empty(min(max_steps, ROOM), len(y))
     left = torch.zeros(max_steps + 1, dtype=torch.int32, device=device)
     # With gradients to come, the shares themselves matter, and not only what they are worth.
     inexact = 0.0 if problem.gradient else INEXACT
@@ -89,6 +89,8 @@ def loop(problem: Problem, record: Record, cuts: Cuts, max_steps: int) -> None:
         if step == max_steps - 1:
             numbers[2] = 0  # what is given back minimises its cuts
         table.set(step=step, count=cuts.count, energy=value, slope=slope)
+        if step > len(gaps):
+            gaps = torch.cat([gaps, torch.empty_like(gaps)])[:max_steps]
         table.set(gaps=gaps[max(0, step - 1)])
         try:
             table()
@@ -98,6 +100,8 @@ def loop(problem: Problem, record: Record, cuts: Cuts, max_steps: int) -> None:
         if ended is not None:
             break
     else:
+        if max_steps > len(gaps):
+            gaps = torch.cat([gaps, torch.empty_like(gaps[:1])])
         value = problem.evaluate(points) if replay is None else replay()[0]
         table.set(mode=END, step=max_steps, energy=value, gaps=gaps[max_steps - 1])
         table()

@@ -89,7 +89,11 @@ def bar(progress: bool | None, batches: Iterable[Any]) -> Any:
     quiet = not sys.stderr.isatty() or find_spec("rich") is None
     if progress is False or (progress is None and quiet):
         return nullcontext(lambda found: None)
-    return Bar(len(batches) if hasattr(batches, "__len__") else None)  # pyright: ignore
+    try:
+        total = len(batches)  # pyright: ignore
+    except TypeError:  # also where a DataLoader has a dataset without a length
+        total = None
+    return Bar(total)
 
 
 class Bar:
