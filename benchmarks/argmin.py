@@ -30,7 +30,7 @@ SECONDS = 6  # for a row, about
 ENTROPIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 IMAGE = (1, 64, 32)
 CONVS = ((32, 8, (4, 2)), (64, 4, 2), (64, 3, 1))
-SETTINGS = {"seed": 0, "dtype": "float32", "tol": 0, "training steps": 150}
+SETTINGS = {"seed": 0, "dtype": "float32", "tol": 0}
 
 
 class Net(NamedTuple):
@@ -41,6 +41,7 @@ class Net(NamedTuple):
     batches: tuple[int, ...]
     x_shape: tuple[int, ...]
     density: float  # of ones in x; 0 for normal numbers
+    training: int = 150  # steps
 
 
 NETS = (
@@ -53,7 +54,7 @@ NETS = (
         (1836,),
         0.04,
     ),
-    Net("ConvPICNN", lambda: icnn.ConvPICNN(IMAGE, IMAGE, CONVS), (70, 1024), IMAGE, 0.5),
+    Net("ConvPICNN", lambda: icnn.ConvPICNN(IMAGE, IMAGE, CONVS), (70, 1024), IMAGE, 0.5, 40),
 )
 
 
@@ -104,14 +105,14 @@ def inputs(net: Net, batch: int, device: str) -> Tensor:
     return (torch.rand(batch, *net.x_shape, device=device) < net.density).float()
 
 
-def trained(net: Net, energy: Any, steps: int, device: str) -> Any:
+def trained(net: Net, energy: Any, device: str) -> Any:
     """Fit `sum |y - g(x)|` for a fixed map g: a cost with kinks in every coordinate."""
     n = torch.Size(energy.y_shape).numel()
     dim_x = torch.Size(net.x_shape).numel()
     mix = torch.randn(dim_x, n, device=device) / (dim_x * (net.density or 1)) ** 0.5
     optimizer = torch.optim.Adam(energy.parameters(), lr=2e-3)
     icnn.keep_convex(energy, optimizer)
-    for _ in range(steps):
+    for _ in range(net.training):
         x = inputs(net, min(128, net.batches[0]), device)
         y = torch.rand(len(x), *energy.y_shape, device=device)
         goal = (x.flatten(start_dim=1) @ mix).sigmoid()
@@ -140,7 +141,7 @@ def cases(device: str, nets: list[str], settings: dict[str, Any]) -> Iterator[Ca
             torch.manual_seed(settings["seed"])
             energy = steep(net.make().to(device))
             if weights == "trained":
-                energy = trained(net, energy, settings["training steps"], device)
+                energy = trained(net, energy, device)
             for batch in net.batches:
                 x = inputs(net, batch, device)
                 with torch.no_grad():

@@ -25,7 +25,7 @@ from icnn.solvers.differentiate import differentiate
 from icnn.solvers.graph import Watched
 from icnn.solvers.problem import Problem, Record
 
-SETTINGS: dict[str, Any] = {"seed": 0, "steps": 10, "training steps": 150, "dtype": "float32"}
+SETTINGS: dict[str, Any] = {"seed": 0, "steps": 10, "dtype": "float32"}
 
 
 def solved(net: Net, weights: str, device: str) -> tuple[icnn.Energy, Problem, Record]:
@@ -33,7 +33,7 @@ def solved(net: Net, weights: str, device: str) -> tuple[icnn.Energy, Problem, R
     torch.manual_seed(SETTINGS["seed"])
     energy = steep(net.make().to(device))
     if weights == "trained":
-        energy = trained(net, energy, SETTINGS["training steps"], device)
+        energy = trained(net, energy, device)
     x = inputs(net, net.batches[0], device)
     y = torch.full((len(x), *energy.y_shape), 0.5, device=device)
     with torch.no_grad():

@@ -10,7 +10,6 @@ number of tensors. `Record.look`, `Cuts.add` and `Cuts.minimise` say the same in
 import ctypes
 import os
 import zlib
-from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numba
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import carray, prange, types
+from numba import carray, types
 from numba.extending import intrinsic
 from torch import Tensor
 
@@ -34,14 +33,14 @@ BELOW = -1e300
 # What the table holds: sizes, then addresses.
 NAMES = (
     "mode", "step", "count", "batch", "n", "slots", "group", "rows", "tilted", "learning",
-    "parts", "numbers", "slopes", "offsets", "lam", "idle", "points", "y", "energy", "slope",
-    "answer", "value", "lower", "bound", "best", "rounding", "bend", "given", "same", "steps",
-    "status", "gaps", "low", "width", "entropy", "tilt", "near", "out",
+    "parts", "taken", "numbers", "slopes", "offsets", "lam", "idle", "points", "y", "energy",
+    "slope", "answer", "value", "lower", "bound", "best", "rounding", "bend", "given", "same",
+    "steps", "status", "gaps", "low", "width", "entropy", "tilt", "near", "out",
 )  # fmt: skip
 PLACES = {name: place for place, name in enumerate(NAMES)}
-(MODE, STEP_, COUNT, BATCH, N, SLOTS, GROUP, ROWS, TILTED, LEARNING, PARTS, NUMBERS, SLOPES,
+(MODE, STEP_, COUNT, BATCH, N, SLOTS, GROUP, ROWS, TILTED, LEARNING, PARTS, TAKEN, NUMBERS, SLOPES,
  OFFSETS, LAM, IDLE, POINTS, Y, ENERGY, SLOPE, ANSWER, VALUE, LOWER, BOUND, BEST, ROUNDING, BEND,
- GIVEN, SAME, STEPS, STATUS, GAPS, LOW, WIDTH, ENTROPY, TILT, NEAR, OUT) = range(38)  # fmt: skip
+ GIVEN, SAME, STEPS, STATUS, GAPS, LOW, WIDTH, ENTROPY, TILT, NEAR, OUT) = range(39)  # fmt: skip
 SIZE = len(NAMES)
 
 
@@ -56,34 +55,14 @@ def pointer(context, address):
 
 
 @intrinsic
-def call(context, function, table, part):
-    """Call a compiled function by its address."""
+def next_part(context, table):
+    """Count one up, in one go for all threads; what it was before."""
 
     def code(context, builder, signature, arguments):
-        integer = ir.IntType(64)
-        kind = ir.FunctionType(ir.VoidType(), [integer.as_pointer(), integer])
-        function = builder.inttoptr(arguments[0], kind.as_pointer())
-        builder.call(function, [builder.inttoptr(arguments[1], integer.as_pointer()), arguments[2]])
-        return context.get_dummy_value()
+        place = builder.gep(arguments[0], [ir.Constant(ir.IntType(64), TAKEN)])
+        return builder.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "monotonic")
 
-    return types.void(types.int64, types.int64, types.int64), code
-
-
-def spread(function, table, parts):
-    """Call a function for every part of its work, on all threads."""
-    for part in prange(parts):
-        call(function, table, part)
-
-
-def kept(compile_: Callable[..., Any], function: Callable[..., Any]) -> Any:
-    """What Numba compiles, kept on disk where there is a place for it."""
-    try:
-        return compile_(cache=True)(function)
-    except RuntimeError:  # neither the package nor a home can be written to
-        return compile_()(function)
-
-
-spread_all = kept(partial(numba.njit, parallel=True), spread)
+    return types.int64(types.CPointer(types.int64)), code
 
 
 @jit(fastmath=SUMS)
@@ -139,7 +118,7 @@ def look(step, last, size, finite, same, y, answer, record, tol, eps):
 
 @jit()
 def work(table, part, dtype):
-    """The examples `part`, `part + parts`, ... of a step."""
+    """A step for a part of the examples."""
     t = carray(table, SIZE)
     mode, step, k, batch, n, slots = t[MODE], t[STEP_], t[COUNT], t[BATCH], t[N], t[SLOTS]
     m, rows, parts = t[GROUP], t[ROWS], t[PARTS]
@@ -187,7 +166,8 @@ def work(table, part, dtype):
     scratch = (ns[8], ints[k:], tile, kk[0], kk[1], ks[:8], ints[:k], ns[9])
     d, v, none = ks[13], ns[10], ks[0, :0]
 
-    for b in range(part, batch, parts):
+    # Neighbours in one thread: others would share the lines of its cache.
+    for b in range(part * batch // parts, (part + 1) * batch // parts):
         if status[b] == RUNNING:
             going, fine, slot = True, tol, k - 1
             row = b if rows > 1 else 0
@@ -268,12 +248,13 @@ def work(table, part, dtype):
     shares[0, 0] = points_[0, 0] = squares[0, 0, 0] = tiles[0, 0] = whole[0] = 0
 
 
-SIGNATURE = types.void(types.CPointer(types.int64), types.int64)
+SIGNATURE = types.void(types.CPointer(types.int64))
 
 
-C_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+C_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
-LITTLE = 4096  # numbers in the cuts that one thread is done with before another has begun
+SHARES = 4  # parts for each thread: who is done sooner takes another
+LITTLE, EACH = 4096, 64  # numbers that one thread is done with before another has begun
 HOME = os.getpid()
 
 
@@ -285,12 +266,33 @@ def entry(dtype):
     sources = b"".join((folder / f"numba_{name}.py").read_bytes() for name in ("dual", "steps"))
     version = zlib.crc32(sources)
 
-    def function(table, part):
-        if version >= 0:
+    def function(table):
+        part = next_part(table)
+        while part < carray(table, SIZE)[PARTS] and version >= 0:
             work(table, part, kind)
+            part = next_part(table)
 
-    compiled = kept(partial(numba.cfunc, SIGNATURE, error_model="numpy"), function)
+    make = partial(numba.cfunc, SIGNATURE, error_model="numpy")
+    try:
+        compiled = make(cache=True)(function)
+    except RuntimeError:  # neither the package nor a home can be written to
+        compiled = make()(function)
     return compiled.address, C_TYPE(compiled.address)
+
+
+@cache
+def team() -> Any:
+    """What starts a function on all of PyTorch's own threads, where they are those of OpenMP.
+
+    Numba's threads would be others, and both kinds wait for work by turning in circles: on a
+    machine without cores to spare each would take time from the other.
+    """
+    try:
+        start = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (OSError, AttributeError):  # not on Linux: one thread will do
+        return None
+    start.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    return start
 
 
 class Table:
@@ -322,16 +324,14 @@ class Table:
         """Do the work that the table describes."""
         batch, n, count = self.numbers[BATCH], self.numbers[N], self.numbers[COUNT]
         # A forked process has none of its parent's threads.
-        little = batch * n * count < LITTLE or os.getpid() != HOME
-        parts = 1 if little else min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-        self.numbers[PARTS] = parts
-        if parts == 1:
-            self.function(self.numbers.ctypes.data, 0)
+        little = batch * (n * count + EACH) < LITTLE or os.getpid() != HOME
+        threads = 1 if little else torch.get_num_threads()
+        self.numbers[PARTS] = 1 if threads == 1 else min(batch, SHARES * threads)
+        self.numbers[TAKEN] = 0
+        if threads > 1 and team() is not None:
+            team()(self.address, self.numbers.ctypes.data, threads, 0)
         else:
-            before = numba.get_num_threads()
-            numba.set_num_threads(parts)
-            spread_all(self.address, self.numbers.ctypes.data, parts)
-            numba.set_num_threads(before)
+            self.function(self.numbers.ctypes.data)
 
 
 def dual(model: Model, start: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
