@@ -30,6 +30,7 @@ SETTINGS: dict[str, Any] = {"seed": 0, "steps": 10, "dtype": "float32"}
 
 def solved(net: Net, weights: str, device: str) -> tuple[icnn.Energy, Problem, Record]:
     """A search whose answer is to be differentiated."""
+    torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(SETTINGS["seed"])
     energy = steep(net.make().to(device))
     if weights == "trained":

@@ -89,6 +89,7 @@ def solve(case: Case, energy: At, kernel: str, learning: bool) -> object:
 def rows_of(place: tuple[int, int, float], device: str, rounds: int) -> list[report.Row]:
     """All rows of one network."""
     number, batch, entropy = place
+    torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(SETTINGS["seed"])
     energy, x = steep(NETS[number].make().to(device)), inputs(NETS[number], batch, device)
     with torch.no_grad():
