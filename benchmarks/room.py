@@ -20,6 +20,7 @@ from benchmarks.memory import MEGA, Allocator, Resident, Storages
 from benchmarks.options import options
 from icnn import report
 from icnn.solvers import search
+from icnn.solvers.argmin import precise
 
 STEPS = (5, 10, 30)
 SETTINGS: dict[str, Any] = {"seed": 0, "entropy": 0.03, "dtype": "float32"}
@@ -48,9 +49,9 @@ def measure(net: int, batch: int, steps: int, device: str, resident: bool) -> tu
     case = made(net, batch, device)
     y = torch.full((batch, *case.energy.y_shape), 0.5, device=device)
     kind = Resident if resident else Allocator if device == "cuda" else Storages
-    with unrecorded():
+    with unrecorded(), precise(y):
         solve = peak(kind(), lambda: case.solve(steps))
-    return solve, peak(kind(), lambda: case.passes(y, 1))
+        return solve, peak(kind(), lambda: case.passes(y, 1))
 
 
 @contextmanager

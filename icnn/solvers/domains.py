@@ -19,10 +19,11 @@ class Domain(Protocol):
     """A bounded convex set with an entropy `H`: a strictly concave function of its points.
 
     All methods take and give tensors of shape `(B, *y_shape)`; each example is on its own. Where
-    a domain has them, four more methods are used: `restrict(mask, values)`, the domain with some
+    a domain has them, more methods are used: `restrict(mask, values)`, the domain with some
     coordinates given; `curvature(y, entropy, slopes)`, see `icnn.kernels.dual`;
     `radius(gap, entropy, shape)`, a bound on the distance of a point to the minimiser; and
     `carry(y)`, the same point as one that moves with the bounds, where they have gradients.
+    Compiled steps are for boxes and simplices: `ground(like)` tells them which.
     """
 
     def center(self, like: Tensor) -> Tensor:
