@@ -26,6 +26,7 @@ from benchmarks.options import options
 from benchmarks.timing import medians
 from icnn import report
 from icnn.solvers.problem import Problem
+from icnn.solvers.replay import Replay
 
 SETTINGS: dict[str, Any] = {"seed": 0, "steps": 10, "dtype": "float32"}
 PLACES = ((0, 256, 0.03), (2, 128, 0.03), (3, 70, 0.01))
@@ -45,7 +46,7 @@ class Clock:
         self.device, self.seconds = device, 0.0
 
     def __enter__(self) -> "Clock":
-        self.kept = Problem.tangent, Problem.passed, Problem.evaluate
+        self.kept = Problem.tangent, Problem.passed, Problem.evaluate, Replay.__call__
         depth = 0
 
         def timed(function: Any) -> Any:
@@ -61,11 +62,15 @@ class Clock:
 
             return run
 
-        Problem.tangent, Problem.passed, Problem.evaluate = map(timed, self.kept)
+        self.set(*map(timed, self.kept))
         return self
 
     def __exit__(self, *_: object) -> None:
-        Problem.tangent, Problem.passed, Problem.evaluate = self.kept
+        self.set(*self.kept)
+
+    def set(self, *functions: Any) -> None:
+        """Put them in place."""
+        Problem.tangent, Problem.passed, Problem.evaluate, Replay.__call__ = functions
 
     def now(self) -> float:
         """Seconds, when the device is done."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from icnn.kernels.dual import Model, reference
 from icnn.solvers.bundle_entropy import INEXACT, ROOM, Cuts
-from icnn.solvers.problem import Problem, Record
+from icnn.solvers.problem import RUNNING, Problem, Record
 from icnn.solvers.replay import recorded
 
 STEP, END = 1, 2  # modes of a table
@@ -19,11 +19,11 @@ class Watch:
     """At which step the last example was done."""
 
     def __init__(self, record: Record):
-        self.record = record
+        self.status = record.status.numpy()  # which is quicker to look at
 
     def ended(self, step: int) -> int | None:
         """That step, if it is known yet."""
-        return None if bool(self.record.active.any()) else step
+        return None if (self.status == RUNNING).any() else step
 
     def end(self) -> int | None:
         """The same at the end of the search."""
