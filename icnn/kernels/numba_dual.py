@@ -470,10 +470,10 @@ def climb(slopes, k, n, d, v, tilt, e, domain, tol, most, here, there, work):
             gain += (next_lam[i] - lam[i]) * (g[i] - level)
     if swapped:
         # The state is in the other half.
-        next_lam[:k] = lam[:k]
-        next_s[:] = s
-        next_y[:] = y
-        next_w[:] = w
+        for i in range(k):
+            next_lam[i] = lam[i]
+        for j in range(n):
+            next_s[j], next_y[j], next_w[j] = s[j], y[j], w[j]
     return value, bend, late
 
 

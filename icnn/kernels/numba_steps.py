@@ -98,7 +98,8 @@ def look(step, last, size, finite, same, y, answer, record, tol, eps):
         lower = max(lower, f if given else bound)
         if f < best:
             best = f
-            answer[:] = y
+            for j in range(len(y)):
+                answer[j] = y[j]
     broken = finite and best < lower - rounding
     if finite and (broken or again):
         f = best
@@ -112,7 +113,8 @@ def look(step, last, size, finite, same, y, answer, record, tol, eps):
     elif gap <= noise or again:
         status = STALLED
     if finite and (status != RUNNING or last) and not (broken or again):
-        answer[:] = y
+        for j in range(len(y)):
+            answer[j] = y[j]
     return f, lower, best, rounding, status
 
 
@@ -192,10 +194,13 @@ def work(table, part, dtype):
                         for i in range(slots):
                             if idle[b, i] - lam[b, i] > idle[b, slot] - lam[b, slot]:
                                 slot = np.int64(i)
-                    slopes[b, slot] = slope[b]
+                    # Loops: Numba takes longer to see that slices fit.
+                    for j in range(n):
+                        slopes[b, slot, j] = slope[b, j]
                     offsets[b, slot] = energy[b] - product - 16 * eps * (abs(energy[b]) + size)
                     if t[LEARNING]:
-                        points[b, slot] = y[b]
+                        for j in range(n):
+                            points[b, slot, j] = y[b, j]
                     total = lam[b, slot] = idle[b, slot] = 0.0
                     for i in range(k):
                         total += lam[b, i]
