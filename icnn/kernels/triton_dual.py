@@ -319,7 +319,7 @@ def evaluate(
 
 
 @triton.jit
-def eliminate(system, rest, top, ROWS: tl.constexpr):
+def eliminate(system, rest, top, units, ROWS: tl.constexpr):
     """Gauss-Jordan on the rows `rest`, with the right side in the column of the top cut, no row.
 
     Gives the solution, and whether the matrix was positive.
@@ -336,7 +336,8 @@ def eliminate(system, rest, top, ROWS: tl.constexpr):
         less = system - column[:, None] * row[None, :]
         system = tl.where(i[:, None] == p, row[None, :], less)
         p = tl.min(tl.where(rest & (i > p), i, ROWS))
-    found = tl.where(rest, tl.sum(tl.where(i[None, :] == top, system, 0.0), axis=1), 0.0)
+    found = units * tl.sum(tl.where(i[None, :] == top, system, 0.0), axis=1)
+    found = tl.where(rest, found, 0.0)
     return found, sound & (tl.sum(tl.where(tl.abs(found) < float("inf"), 0, 1)) == 0)
 
 
@@ -371,9 +372,8 @@ def interior_step(scratch, heights, lam, slack, alive, top, ROWS: tl.constexpr):
         system = tl.where(i[:, None] == i[None, :], 1.0, system)
         system = tl.where(both, system, 0.0)
         system = tl.where(is_top[None, :], (units * pull)[:, None], system)
-        found, sound = eliminate(system, rest, top, ROWS)
+        found, sound = eliminate(system, rest, top, units, ROWS)
         good = good & sound
-        found = units * found
         change = tl.where(is_top, -tl.sum(found), found)
         drift = tl.where(alive, turn - slack - ratio * change, 0.0)
         room = tl.min(tl.where(change < 0, lam / -change, float("inf")))
@@ -407,8 +407,7 @@ def quadratic_step(scratch, gradient, lam, free, top, ROWS: tl.constexpr):
         system = tl.where(i[:, None] == i[None, :], 1 + RIDGE, system)
         system = tl.where(rest[:, None] & rest[None, :], system, 0.0)
         system = tl.where(i[None, :] == top, (units * pull)[:, None], system)
-        found, sound = eliminate(system, rest, top, ROWS)
-        found = units * found
+        found, sound = eliminate(system, rest, top, units, ROWS)
         steepest = pull / tl.maximum(tl.max(tl.abs(pull)), TINY)
         found = tl.where(sound, found, steepest) + gone
         # Too many may have left: then the step before is better.
@@ -469,7 +468,7 @@ def newton(
     value, gap, scale, mean = e * 0, e * 0, e * 0, e * 0
     gradient, step = tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64)
     length, room, settled, fresh = e * 0 + 1, e * 0 + 1, False, True
-    best_lam, best_value = lam + 0.0, e * 0 - float("inf")
+    best_lam, best_value, best_gap = lam + 0.0, e * 0 - float("inf"), e * 0 + float("inf")
     # Of the interior method: its slacks, where its step aims, how far it went, the best shares.
     slack, ahead, reach = tl.zeros((ROWS,), tl.float64), lam + 0.0, e * 0
     kept, kept_gap = lam + 0.0, e * 0 + float("inf")
@@ -485,7 +484,7 @@ def newton(
             ROWS, TILE, WHOLE, TILTED,
         )  # fmt: skip
         if inside:
-            nearer = gap_t < kept_gap
+            nearer, falls = gap_t < kept_gap, gap_t < kept_gap / 2
             kept = tl.where(nearer, trial, kept)
             kept_gap = tl.where(nearer, gap_t, kept_gap)
             if begun == 0:
@@ -496,7 +495,8 @@ def newton(
                 scratch, heights_t, trial, slack, alive, top, ROWS
             )
             begun, left = True, left - 1
-            inside = (gap_t > tol) & (left > 0) & (reach > 1e-12)
+            # Below a rough gap, one that does not shrink is a matter of rounding.
+            inside = (gap_t > tol) & (left > 0) & (reach > 1e-12) & (falls | (kept_gap > ROUGH))
             slack = slack + reach * drift
             ahead = trial + change
             # At the end without shares that are only on their way to zero.
@@ -515,16 +515,20 @@ def newton(
                 tries = 0
             else:
                 tries += 1
-            if good | settled | (tries >= HALVINGS):
+            left -= 1
+            if good | settled | (tries >= HALVINGS) | (left <= 0):
                 stuck = settled & (good == 0)
                 if stuck | (left <= 0) | (tries > 0) | ((gap > tol) == 0):
                     # The end, or else from the inside.
                     going = (last == 0) & (gap > tol) & ((stuck == 0) | (gap > ROUGH))
-                    better = value > best_value
+                    # Where values are the same but for rounding, the gap tells.
+                    least = value + tl.where(gap < best_gap, 4, -4) * EPS * scale
+                    better = least > best_value
+                    best_gap = tl.where(better, gap, best_gap)
                     stored = good & better
                     best_lam = tl.where(better, lam, best_lam)
                     best_value = tl.where(better, value, best_value)
-                    inside, left, step = going, 0 + INTERIOR, tl.zeros((ROWS,), tl.float64)
+                    inside, left, length, step = going, 0 + INTERIOR, e * 0, tl.zeros((ROWS,), tl.float64)
                     lam = tl.where(alive, 0.5 * lam + 0.5 / tl.sum(alive.to(tl.float64)), 0.0)
                     ahead = lam / tl.sum(lam)
                 else:
@@ -539,7 +543,7 @@ def newton(
                     room = tl.min(tl.where(step < 0, lam / -step, float("inf")))
                     promise = length * tl.sum(step * (gradient - mean))
                     settled = promise <= 4 * EPS * scale
-                    fresh, left = False, left - 1
+                    fresh = False
             else:
                 # Not past the point up to which the arc is straight: where cuts depend on each
                 # other, D rises on a line all the way to where the first has no share left.
