@@ -4,20 +4,7 @@
 The method is the one of `icnn.kernels.dual`, which says why each part of it is there. Here it is a
 loop around one evaluation of `D`: value, gradient and Hessian of a trial come from one pass over
 the cuts, and what follows is decided from them: take the trial and make the next Newton step, go
-back to a quarter of the step, or go on with the interior method. Nothing waits for the host.
-
-Where slopes are large beside the entropy, `D` is almost a polyhedron, `y(lam)` jumps from bound to
-bound, and Newton's steps are short. Then `y` becomes a variable of its own, and so do the slacks of
-the cuts (Mehrotra's primal-dual method, as in `icnn.kernels.numba_dual`):
-
-    r = s + slope of -e H(y) = 0,    slack_i = z - c_i - G_i . y,    lam_i slack_i = mu -> 0.
-
-A step of Newton on these for a given `mu` is, with `J` of this `y` and any constant for `z`,
-
-    (G J G^T + diag(slack / lam)) dlam = c + G (y - J r) + mu / lam - z,    sum dlam = 0,
-    dslack = mu / lam - slack - slack / lam * dlam,    dy = -J (r + G^T dlam).
-
-Its `y` is kept where the answer goes, rounded as that is: what follows is exact for what is there.
+back to a quarter of the step, or go on to the next entropy. Nothing waits for the host.
 
 All cuts are taken relative to the one with the largest share, `G_i - G_r`, gradients too: cuts near
 the answer are almost the same, and what counts is how they differ.
@@ -37,10 +24,8 @@ MOST_CUTS = 128  # a program keeps a matrix of that size in registers
 MOST_TILE = 8192  # numbers of a tile of cuts: whole simplices must fit into one
 
 EPS, TINY = tl.constexpr(2.220446049250313e-16), tl.constexpr(2.2250738585072014e-308)
-FIRST, INTERIOR, LAST = tl.constexpr(30), tl.constexpr(60), tl.constexpr(60)  # steps
-INSIDE, NEAREST = tl.constexpr(0.99), tl.constexpr(1e-20)  # how near to bounds an inner step goes
-ROUGH = tl.constexpr(1e-11)  # a gap at which there is more to gain, whatever a step promises
-ABSENT = tl.constexpr(-1e250)  # offsets of cuts that are not there are below
+FIRST, STAGE, LAST = tl.constexpr(30), tl.constexpr(15), tl.constexpr(60)
+MOST = tl.constexpr(20)  # stages; the entropy falls to a quarter from one to the next
 HALVINGS, ROUNDS, RIDGE = tl.constexpr(20), tl.constexpr(8), tl.constexpr(1e-12)
 
 
@@ -127,7 +112,7 @@ def launch(
     rows, whole = sizes(ground, count)
     padded = n // ground.group * whole if ground.group else n
     warps, tile = shape or split(rows, padded, whole, batch > 2 * processors(slopes.device))
-    scratch = torch.empty(batch, rows + 2, rows, dtype=torch.float64, device=slopes.device)
+    scratch = torch.empty(batch, rows + 1, rows, dtype=torch.float64, device=slopes.device)
     submit(
         newton, batch, (count, cap),
         (*parts, ground.low, ground.width, scratch, n if len(ground.low) > 1 else 0, n,
@@ -197,69 +182,11 @@ def mixture(slopes, tilt, lam, top, i, j, there, used, n, TILTED: tl.constexpr):
 
 
 @triton.jit
-def own_point(
-    ys, y, s, ahead, reach, begun, lows, widths, j, used, e, TILE: tl.constexpr,
-    WHOLE: tl.constexpr,
-):  # fmt: skip
-    """A step of the interior method's own `y`: then `y - J r` there, and the diagonal of `J`.
-
-    The step is for the slope at the end of the step of `lam`, `ahead`. Each coordinate goes as far
-    as it may: one on its way to a bound holds back no other. The first time it is the middle
-    between the domain's and `y`.
-    """
-    low, width = tl.load(lows + j, used, 0.0), tl.load(widths + j, used, 0.0)
-    free, kept = used & (width > 0), tl.load(ys + j, used, 0.0).to(tl.float64)
-    if WHOLE == 0:
-        # Distances to both bounds, in units of the width. The smaller is kept, below zero if it is
-        # the one to the upper bound.
-        kept = tl.where(begun, kept, 0.25 + 0.5 * (y - low) / tl.where(free, width, 1.0))
-        kept = tl.where(free & (kept == kept), kept, 0.5)
-        up, down = tl.where(kept > 0, kept, 1 + kept), tl.where(kept > 0, 1 - kept, -kept)
-        move = reach * up * down * (width * ahead * (1 / e) + tl.log(up / down))
-        up, down = tl.maximum(up - move, 0.1 * up), tl.maximum(down + move, 0.1 * down)
-        kept = tl.maximum(tl.minimum(up, down), NEAREST)
-        kept = tl.where(up < down, kept, -kept).to(ys.dtype.element_ty)
-        tl.store(ys + j, kept, used)
-        kept = kept.to(tl.float64)
-        up, down = tl.where(kept > 0, kept, 1 + kept), tl.where(kept > 0, 1 - kept, -kept)
-        off = up * down * (width * s * (1 / e) + tl.log(up / down))
-        point = low + width * (up - off)
-        weight = width * width * up * down * (1 / e)
-    else:
-        GROUPS: tl.constexpr = TILE // WHOLE
-        given = tl.reshape(tl.where(used & (width == 0), low, 0.0), (GROUPS, WHOLE))
-        mass = tl.maximum(1 - tl.sum(given, axis=1), TINY)[:, None]
-        frees = tl.reshape(free, (GROUPS, WHOLE))
-        kept = tl.where(begun, kept, 0.5 * y + 0.5 / WHOLE)
-        kept = tl.reshape(tl.where(free, kept, 0.0), (GROUPS, WHOLE))
-        kept = kept * (mass / tl.maximum(tl.sum(kept, axis=1), TINY)[:, None])
-        # J r = y (r - mean of r with the weights y) / e
-        rate = tl.log(tl.maximum(kept, TINY)) + tl.reshape(ahead * (1 / e), (GROUPS, WHOLE))
-        rate = tl.where(frees, rate, 0.0)
-        move = reach * kept * (rate - tl.sum(kept * rate, axis=1)[:, None] / mass)
-        kept = tl.maximum(tl.maximum(kept - move, 0.1 * kept), NEAREST)
-        kept = tl.reshape(kept, (TILE,)).to(ys.dtype.element_ty)
-        tl.store(ys + j, kept, used)
-        kept = tl.reshape(tl.where(free, kept.to(tl.float64), 0.0), (GROUPS, WHOLE))
-        kept = kept * (mass / tl.maximum(tl.sum(kept, axis=1), TINY)[:, None])
-        rate = tl.log(tl.maximum(kept, TINY)) + tl.reshape(s * (1 / e), (GROUPS, WHOLE))
-        rate = tl.where(frees, rate, 0.0)
-        off = kept * (rate - tl.sum(kept * rate, axis=1)[:, None] / mass)
-        point = tl.where(free, tl.reshape(kept - off, (TILE,)), low)
-        weight = tl.where(free, tl.reshape(kept, (TILE,)) * (1 / e), 0.0)
-    return point, weight
-
-
-@triton.jit
 def evaluate(
     slopes, tilt, near, low, width, ys, scratch, lam, top, offsets, off_top, e, count, n, size,
-    inside, begun, ahead, reach,
     ROWS: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, TILTED: tl.constexpr,
 ):  # fmt: skip
-    """`D`, the gradient less that of the top cut, gap and size at `lam`; `y`, and `G J G^T`.
-
-    Inside, `ys` and `J` are of the method's own `y`, and the last result is `c + G (y - J r)`.
-    """
+    """`D`, the gradient less that of the top cut, gap and size at `lam`; `y`, and `G J G^T`."""
     i = tl.arange(0, ROWS)
     there, is_top = i < count, i == top
     # Through memory, as the Hessian below: a vector from there takes the layout that it is used in.
@@ -267,31 +194,21 @@ def evaluate(
     shares = scratch + ROWS * ROWS + i
     tl.debug_barrier()
     tl.store(shares, lam)
-    tl.store(shares + ROWS, ahead)
     tl.debug_barrier()
-    mix, next_mix = tl.load(shares), tl.load(shares + ROWS)
+    mix = tl.load(shares)
     product, absolute = tl.zeros((TILE,), tl.float64), tl.zeros((TILE,), tl.float64)
     bends, shift = tl.zeros((TILE,), tl.float64), tl.zeros((ROWS,), tl.float64)
-    hessian, inner = tl.zeros((ROWS, ROWS), tl.float64), tl.zeros((ROWS,), tl.float64)
+    hessian = tl.zeros((ROWS, ROWS), tl.float64)
     end = n if WHOLE == 0 else n // size * WHOLE
     for start in range(0, end, TILE):
         j, used = place(start, n, size, TILE, WHOLE)
         apart, s = mixture(slopes, tilt, mix, top, i, j, there, used, n, TILTED)
         y, bend, weight = minimum(s, low, width, j, used, e, TILE, WHOLE)
-        v = tl.load(near + j, used, 0.0).to(tl.float64)
-        flat = tl.where(used, y - v, 0.0)
+        tl.store(ys + j, y.to(ys.dtype.element_ty), used)
+        flat = tl.where(used, y - tl.load(near + j, used, 0.0).to(tl.float64), 0.0)
         product += s * flat
         absolute += tl.abs(s * flat)
         bends += tl.where(used, bend, 0.0)
-        if inside:
-            inner += tl.sum(apart * flat[None, :], axis=1)
-            _, next_s = mixture(slopes, tilt, next_mix, top, i, j, there, used, n, TILTED)
-            y, weight = own_point(
-                ys, y, s, next_s, reach, begun, low, width, j, used, e, TILE, WHOLE
-            )
-            flat = tl.where(used, y - v, 0.0)
-        else:
-            tl.store(ys + j, y.to(ys.dtype.element_ty), used)
         if WHOLE > 0:
             # J = (diag(y) - y y^T / mass) / e: differences to the mean in each simplex.
             GROUPS: tl.constexpr = TILE // WHOLE
@@ -307,83 +224,13 @@ def evaluate(
         hessian = tl.dot(left, tl.trans(apart), hessian, out_dtype=tl.float64)
     tl.store(scratch + i[:, None] * ROWS + i[None, :], hessian)
     tl.debug_barrier()
-    heights = tl.load(scratch + top * ROWS + i) + shift
-    heights = tl.where(there & (i != top), heights + offsets - off_top, 0.0)
-    gradient = tl.where(there & (i != top), inner + offsets - off_top, 0.0)
-    gradient = tl.where(inside, gradient, heights)
+    gradient = tl.load(scratch + top * ROWS + i)
+    gradient = tl.where(there & (i != top), gradient + shift + offsets - off_top, 0.0)
     level = off_top + tl.sum(tl.where(there, lam * (offsets - off_top), 0.0))
     value = level + tl.sum(product) - tl.sum(bends)
     scale = 1 + tl.abs(level) + tl.sum(absolute) + tl.abs(tl.sum(bends))
     gap = tl.max(tl.where(there, gradient, -float("inf"))) - tl.sum(lam * gradient)
-    return value, gradient, gap / scale, scale, heights
-
-
-@triton.jit
-def eliminate(system, rest, top, units, ROWS: tl.constexpr):
-    """Gauss-Jordan on the rows `rest`, with the right side in the column of the top cut, no row.
-
-    Gives the solution, and whether the matrix was positive.
-    """
-    i = tl.arange(0, ROWS)
-    sound = True
-    p = tl.min(tl.where(rest, i, ROWS))
-    while p < ROWS:
-        row = tl.sum(tl.where(i[:, None] == p, system, 0.0), axis=0)
-        column = tl.sum(tl.where(i[None, :] == p, system, 0.0), axis=1)
-        pivot = tl.sum(tl.where(i == p, row, 0.0))
-        sound = sound & (pivot > 0)
-        row = row / pivot
-        less = system - column[:, None] * row[None, :]
-        system = tl.where(i[:, None] == p, row[None, :], less)
-        p = tl.min(tl.where(rest & (i > p), i, ROWS))
-    found = units * tl.sum(tl.where(i[None, :] == top, system, 0.0), axis=1)
-    found = tl.where(rest, found, 0.0)
-    return found, sound & (tl.sum(tl.where(tl.abs(found) < float("inf"), 0, 1)) == 0)
-
-
-@triton.jit
-def interior_step(scratch, heights, lam, slack, alive, top, ROWS: tl.constexpr):
-    """The change of `lam` and of `slack`, and how much of it to take: nothing if that fails.
-
-    The share of the top cut is one minus the others, whose system is then
-
-        (G J G^T + diag(slack / lam) + slack_r / lam_r) dlam = right - right_r.
-    """
-    i = tl.arange(0, ROWS)
-    rest, is_top = alive & (i != top), i == top
-    both = rest[:, None] & rest[None, :]
-    shares, total = tl.where(alive, lam, 1.0), tl.sum(alive.to(tl.int32))
-    ratio = tl.where(alive, slack / shares, 0.0)
-    own = tl.sum(tl.where(is_top, ratio, 0.0))
-    diagonal = tl.where(rest, tl.load(scratch + i * (ROWS + 1)), 0.0)
-    units = 1 / tl.sqrt(tl.where(rest, diagonal + ratio + own + 1e-14 * (1 + diagonal), 1.0))
-    mean = tl.sum(tl.where(alive, lam * slack, 0.0)) / total
-    change, drift = tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64)
-    turn = tl.zeros((ROWS,), tl.float64)
-    room, good = mean * 0, True
-    # First straight to the boundary; how far that goes says which `mu` to aim at, and how far the
-    # products `lam * slack` bend on the way.
-    for _ in range(2):
-        right = heights + turn
-        pull = tl.where(rest, right - tl.sum(tl.where(is_top, right, 0.0)), 0.0)
-        tl.debug_barrier()  # so that the matrix is read again, not kept
-        system = tl.load(scratch + i[:, None] * ROWS + i[None, :], both, 0.0) + own
-        system = system * units[:, None] * units[None, :]
-        system = tl.where(i[:, None] == i[None, :], 1.0, system)
-        system = tl.where(both, system, 0.0)
-        system = tl.where(is_top[None, :], (units * pull)[:, None], system)
-        found, sound = eliminate(system, rest, top, units, ROWS)
-        good = good & sound
-        change = tl.where(is_top, -tl.sum(found), found)
-        drift = tl.where(alive, turn - slack - ratio * change, 0.0)
-        room = tl.min(tl.where(change < 0, lam / -change, float("inf")))
-        room = tl.minimum(room, tl.min(tl.where(drift < 0, slack / -drift, float("inf"))))
-        most = tl.minimum(room, 1.0)
-        products = (lam + most * change) * (slack + most * drift)
-        fall = tl.minimum(tl.sum(tl.where(alive, products, 0.0)) / total / mean, 1.0)
-        turn = tl.where(alive, (mean * fall * fall * fall - change * drift) / shares, 0.0)
-    reach = tl.where(good, tl.minimum(INSIDE * room, 1.0), 0.0)
-    return change, drift, reach
+    return value, gradient, gap / scale, scale
 
 
 @triton.jit
@@ -403,11 +250,25 @@ def quadratic_step(scratch, gradient, lam, free, top, ROWS: tl.constexpr):
         gone = tl.where(leaving, -lam, 0.0)
         hessian = tl.load(entries, frees, 0.0)
         pull = tl.where(rest, gradient - tl.sum(hessian * gone[:, None], axis=0), 0.0)
+        # Gauss-Jordan, with the right side in the column of the top cut, which is not free.
         system = hessian * units[:, None] * units[None, :]
         system = tl.where(i[:, None] == i[None, :], 1 + RIDGE, system)
         system = tl.where(rest[:, None] & rest[None, :], system, 0.0)
         system = tl.where(i[None, :] == top, (units * pull)[:, None], system)
-        found, sound = eliminate(system, rest, top, units, ROWS)
+        sound = True
+        p = tl.min(tl.where(rest, i, ROWS))
+        while p < ROWS:
+            row = tl.sum(tl.where(i[:, None] == p, system, 0.0), axis=0)
+            column = tl.sum(tl.where(i[None, :] == p, system, 0.0), axis=1)
+            pivot = tl.sum(tl.where(i == p, row, 0.0))
+            sound = sound & (pivot > 0)
+            row = row / pivot
+            less = system - column[:, None] * row[None, :]
+            system = tl.where(i[:, None] == p, row[None, :], less)
+            p = tl.min(tl.where(rest & (i > p), i, ROWS))
+        found = tl.sum(tl.where(i[None, :] == top, system, 0.0), axis=1)
+        found = tl.where(rest, units * found, 0.0)
+        sound = sound & (tl.sum(tl.where(tl.abs(found) < float("inf"), 0, 1)) == 0)
         steepest = pull / tl.maximum(tl.max(tl.abs(pull)), TINY)
         found = tl.where(sound, found, steepest) + gone
         # Too many may have left: then the step before is better.
@@ -437,121 +298,93 @@ def newton(
     if tl.load(active + b) == 0:
         return
     slopes += b * cap * n
-    scratch += b * (ROWS + 2) * ROWS
+    scratch += b * (ROWS + 1) * ROWS
     near, low, width, ys = nears + b * n, lows + b * row, widths + b * row, ys + b * n
     tilt = tilts + b * n if TILTED else tilts
     i = tl.arange(0, ROWS)
     there = i < count
-    e, tol = tl.load(entropy + b), tl.load(tols + b)
+    plain, tol = tl.load(entropy + b), tl.load(tols + b)
     c = tl.load(offsets + b * cap + i, there, 0.0)
     lam = tl.load(lams + b * cap + i, there, 0.0)
 
-    alive = there & (c > ABSENT)
-
-    # All cuts from the last point, the highest of them there at zero.
+    # All cuts from the last point, the highest of them there at zero; how far slopes are apart.
     end = n if WHOLE == 0 else n // size * WHOLE
-    heights = tl.zeros((ROWS, TILE), tl.float64)
+    widest, heights = tl.zeros((TILE,), tl.float64), tl.zeros((ROWS, TILE), tl.float64)
     for start in range(0, end, TILE):
         j, used = place(start, n, size, TILE, WHOLE)
-        g = tl.load(
-            slopes + i[:, None] * n + j[None, :], there[:, None] & used[None, :], 0.0
-        ).to(tl.float64)
+        inside = there[:, None] & used[None, :]
+        g = tl.load(slopes + i[:, None] * n + j[None, :], inside, 0.0).to(tl.float64)
         v = tl.load(near + j, used, 0.0).to(tl.float64)
         heights += g * v[None, :]
+        above = tl.max(tl.where(inside, g, -float("inf")), axis=0)
+        under = tl.min(tl.where(inside, g, float("inf")), axis=0)
+        widest = tl.maximum(widest, tl.where(used, above - under, 0.0))
     c += tl.sum(heights, axis=1)
     level = tl.max(tl.where(there, c, -float("inf")))
     c = tl.where(there, c - level, 0.0)
+    ratio = tl.maximum(tl.max(widest) / plain, 1.0)
+    stages = tl.minimum(tl.ceil(tl.log2(ratio) / 2), 1.0 * MOST).to(tl.int32)
 
     # Where we are; the first trial is taken as it is. It must be another tensor than `lam`: of two
     # names for one, Triton does not see that the loop changes the second.
-    trial = lam + 0.0
-    value, gap, scale, mean = e * 0, e * 0, e * 0, e * 0
+    trial, e = lam + 0.0, plain + 0.0
+    value, gap, scale, mean = plain * 0, plain * 0, plain * 0, plain * 0
     gradient, step = tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64)
-    length, room, settled, fresh = e * 0 + 1, e * 0 + 1, False, True
-    best_lam, best_value, best_gap = lam + 0.0, e * 0 - float("inf"), e * 0 + float("inf")
-    # Of the interior method: its slacks, where its step aims, how far it went, the best shares.
-    slack, ahead, reach = tl.zeros((ROWS,), tl.float64), lam + 0.0, e * 0
-    kept, kept_gap = lam + 0.0, e * 0 + float("inf")
-    inside, begun, last = False, False, False
-    left, tries = 0 + FIRST, 0
+    length, room, settled, fresh = plain * 0 + 1, plain * 0 + 1, False, True
+    best_lam, best_value = lam + 0.0, plain * 0 - float("inf")
+    stage, left, tries = stages + 1, 0 + FIRST, 0
     going, stored = True, False
     while going:
         top = tl.minimum(tl.argmax(trial, axis=0), count - 1)  # shares may be no numbers
         c_top = tl.sum(tl.where(i == top, c, 0.0))
-        value_t, gradient_t, gap_t, scale_t, heights_t = evaluate(
+        value_t, gradient_t, gap_t, scale_t = evaluate(
             slopes, tilt, near, low, width, ys, scratch, trial, top, c, c_top, e, count, n, size,
-            inside, begun, ahead, reach,
             ROWS, TILE, WHOLE, TILTED,
         )  # fmt: skip
-        if inside:
-            nearer, falls = gap_t < kept_gap, gap_t < kept_gap / 2
-            kept = tl.where(nearer, trial, kept)
-            kept_gap = tl.where(nearer, gap_t, kept_gap)
-            if begun == 0:
-                highest = tl.max(tl.where(alive, gradient_t, -float("inf")))
-                slack = tl.where(alive, highest - gradient_t, 0.0)
-                slack += 0.1 * tl.max(slack) + 1e-3 * (1 + tl.abs(highest))
-            change, drift, reach = interior_step(
-                scratch, heights_t, trial, slack, alive, top, ROWS
-            )
-            begun, left = True, left - 1
-            # Below a rough gap, one that does not shrink is a matter of rounding.
-            inside = (gap_t > tol) & (left > 0) & (reach > 1e-12) & (falls | (kept_gap > ROUGH))
-            slack = slack + reach * drift
-            ahead = trial + change
-            # At the end without shares that are only on their way to zero.
-            found = tl.where(kept > 1e-10, kept, 0.0)
-            trial = tl.where(inside, trial + reach * change, found)
-            trial = trial / tl.sum(trial)
-            if inside == 0:
-                fresh, settled, last, left = True, False, True, 0 + LAST
+        gain = tl.sum((trial - lam) * (gradient - mean))
+        rises = value_t >= value + 1e-4 * gain - 4 * EPS * scale
+        # Where no more than rounding is to be gained, the duality gap tells.
+        good = fresh | (rises & ((gap_t < gap / 2) | (settled == 0)))
+        if good:
+            lam, value, gradient, gap, scale = trial, value_t, gradient_t, gap_t, scale_t
+            tries = 0
         else:
-            gain = tl.sum((trial - lam) * (gradient - mean))
-            rises = value_t >= value + 1e-4 * gain - 4 * EPS * scale
-            # Where no more than rounding is to be gained, the duality gap tells.
-            good = fresh | (rises & ((gap_t < gap / 2) | (settled == 0)))
-            if good:
-                lam, value, gradient, gap, scale = trial, value_t, gradient_t, gap_t, scale_t
-                tries = 0
-            else:
-                tries += 1
-            left -= 1
-            if good | settled | (tries >= HALVINGS) | (left <= 0):
-                stuck = settled & (good == 0)
-                if stuck | (left <= 0) | (tries > 0) | ((gap > tol) == 0):
-                    # The end, or else from the inside.
-                    going = (last == 0) & (gap > tol) & ((stuck == 0) | (gap > ROUGH))
-                    # Where values are the same but for rounding, the gap tells.
-                    least = value + tl.where(gap < best_gap, 4, -4) * EPS * scale
-                    better = least > best_value
-                    best_gap = tl.where(better, gap, best_gap)
+            tries += 1
+        if good | settled | (tries >= HALVINGS):
+            stuck = settled & (good == 0)
+            if stuck | (left <= 0) | (tries > 0) | ((gap > tol) == 0):
+                # At the plain entropy this is the end, or else the entropy comes down in stages.
+                if (stage > stages) | (stage == 0):
+                    going = (stage > stages) & (gap > tol) & (stuck == 0)
+                    better = value > best_value
                     stored = good & better
                     best_lam = tl.where(better, lam, best_lam)
                     best_value = tl.where(better, value, best_value)
-                    inside, left, length, step = going, 0 + INTERIOR, e * 0, tl.zeros((ROWS,), tl.float64)
-                    lam = tl.where(alive, 0.5 * lam + 0.5 / tl.sum(alive.to(tl.float64)), 0.0)
-                    ahead = lam / tl.sum(lam)
-                else:
-                    # It was good: the top cut is the one of the trial.
-                    mean = tl.sum(lam * gradient)
-                    free = there & (i != top) & ((lam > 0) | (gradient > mean))
-                    pull = tl.where(free, gradient, 0.0)
-                    step = quadratic_step(scratch, pull, lam, free, top, ROWS)
-                    step = tl.where(i == top, -tl.sum(step), step)
-                    # No step is longer than from one cut to another.
-                    length = tl.minimum(2 / tl.maximum(tl.sum(tl.abs(step)), TINY), 1.0)
-                    room = tl.min(tl.where(step < 0, lam / -step, float("inf")))
-                    promise = length * tl.sum(step * (gradient - mean))
-                    settled = promise <= 4 * EPS * scale
-                    fresh = False
+                stage -= 1
+                e = plain * tl.exp2(2.0 * stage.to(tl.float64))
+                left = tl.where(stage > 0, STAGE, LAST)
+                fresh, settled = True, False
             else:
-                # Not past the point up to which the arc is straight: where cuts depend on each
-                # other, D rises on a line all the way to where the first has no share left.
-                length = tl.where(length > room, tl.maximum(length / 4, room), length / 4)
-            # Bent at zero and brought back to sum one.
-            moved = lam + length * step
-            moved = tl.where(moved > EPS, moved, 0.0)
-            trial = moved / tl.sum(moved)
+                # It was good: the top cut is the one of the trial.
+                mean = tl.sum(lam * gradient)
+                free = there & (i != top) & ((lam > 0) | (gradient > mean))
+                pull = tl.where(free, gradient, 0.0)
+                step = quadratic_step(scratch, pull, lam, free, top, ROWS)
+                step = tl.where(i == top, -tl.sum(step), step)
+                # No step is longer than from one cut to another.
+                length = tl.minimum(2 / tl.maximum(tl.sum(tl.abs(step)), TINY), 1.0)
+                room = tl.min(tl.where(step < 0, lam / -step, float("inf")))
+                promise = length * tl.sum(step * (gradient - mean))
+                settled = promise <= 4 * EPS * scale
+                fresh, left = False, left - 1
+        else:
+            # Not past the point up to which the arc is straight: where cuts depend on each other, D
+            # rises on a line all the way to where the first of them has no share left.
+            length = tl.where(length > room, tl.maximum(length / 4, room), length / 4)
+        # Bent at zero and brought back to sum one.
+        moved = lam + length * step
+        moved = tl.where(moved > EPS, moved, 0.0)
+        trial = tl.where(fresh, lam, moved / tl.sum(moved))
 
     # D may be no number: then what we have is what we had.
     tl.store(lams + b * cap + i, best_lam, there)
@@ -562,5 +395,5 @@ def newton(
         for start in range(0, end, TILE):
             j, used = place(start, n, size, TILE, WHOLE)
             _, s = mixture(slopes, tilt, best_lam, top, i, j, there, used, n, TILTED)
-            y, _, _ = minimum(s, low, width, j, used, e, TILE, WHOLE)
+            y, _, _ = minimum(s, low, width, j, used, plain, TILE, WHOLE)
             tl.store(ys + j, y.to(ys.dtype.element_ty), used)
