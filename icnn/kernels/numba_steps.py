@@ -289,8 +289,7 @@ def entry(dtype):
 def team() -> Any:
     """What starts a function on all of PyTorch's own threads, where they are those of OpenMP.
 
-    Numba's threads would be others, and both kinds wait for work by turning in circles: on a
-    machine without cores to spare each would take time from the other.
+    Numba's threads would be a second pool, with another number of them and other rules.
     """
     try:
         start = ctypes.CDLL(torch._C.__file__).GOMP_parallel
