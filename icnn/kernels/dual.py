@@ -35,6 +35,8 @@ FALL, MOST = 4.0, 20  # of the entropy, from stage to stage; and stages at most
 HALVINGS = 20  # of a step (to a quarter each) until D rises
 RIDGE = 1e-12  # beside a diagonal of ones, for cuts that depend on each other
 ROUNDS = 8  # of finding out which cuts a step drops
+BELOW = -1e300  # the offset of a cut that is not there: below all others
+DUAL, STEP, END = 0, 1, 2  # what compiled steps are asked for: the dual alone, all, the last look
 
 
 class Domain(Protocol):
@@ -119,6 +121,29 @@ class Model:
         bent = [torch.autograd.grad(flat, slope, row, retain_graph=True)[0] for row in rows]
         product = -directions @ torch.stack(bent, dim=2)
         return (product + product.mT) / 2
+
+
+class Slotted(NamedTuple):
+    """A model as compiled kernels read it: cuts in the first of some slots, contiguous."""
+
+    slopes: Tensor  # (B, slots, n), or a part of that with its strides
+    offsets: Tensor  # (B, slots)
+    lam: Tensor  # (B, slots)
+    near: Tensor  # (B, n)
+
+
+def slotted(model: Model, start: Tensor) -> Slotted:
+    """Where slopes lie in more slots than they fill, nothing is copied but what is small."""
+    (batch, count), slopes = start.shape, model.slopes
+    n = slopes.shape[2]
+    slots = slopes.stride(0) // max(1, n)
+    if slopes.stride()[1:] != (n, 1) or slots < count:
+        slopes, slots = slopes.clone(memory_format=torch.contiguous_format), count
+    offsets, lam = start.new_zeros(2, batch, slots)
+    offsets[:, :count] = torch.where(model.alive, model.offsets, BELOW)
+    lam[:, :count] = start
+    near = start.new_zeros(batch, n) if model.near is None else model.near.double().contiguous()
+    return Slotted(slopes, offsets, lam, near)
 
 
 def column(values: Tensor, shape: torch.Size) -> Tensor:

@@ -22,13 +22,12 @@ from numba import carray, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from icnn.kernels.dual import TOL, Model
-from icnn.kernels.numba_dual import SUMS, TILE, entropy_at, jit, maximise, rounded
+from icnn.kernels.dual import DUAL, END, STEP, TOL, Model, slotted
+from icnn.kernels.numba_dual import SUMS, TILE, entropy_at, jit, rounded
+from icnn.kernels.numba_interior import maximise
 
 RUNNING, CONVERGED, STALLED, NONFINITE, NONCONVEX = -1, 0, 2, 3, 4
-DUAL, STEP, END = 0, 1, 2  # the dual alone, a whole step, the last look
 ROUGHEST = 1e-2  # of a dual gap, relative
-BELOW = -1e300
 
 # What the table holds: sizes, then addresses.
 NAMES = (
@@ -254,8 +253,6 @@ def work(table, part, dtype):
 
 
 SIGNATURE = types.void(types.CPointer(types.int64))
-
-
 C_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 SHARES = 4  # parts for each thread: who is done sooner takes another
@@ -268,8 +265,8 @@ def entry(dtype):
     """`work` for energies of a dtype: compiled once, and kept on disk."""
     kind, folder = DTYPES[dtype], Path(__file__).parent
     # Numba keeps what it compiled until this file changes, or a number that the function holds.
-    sources = b"".join((folder / f"numba_{name}.py").read_bytes() for name in ("dual", "steps"))
-    version = zlib.crc32(sources)
+    sources = (file.read_bytes() for file in sorted(folder.glob("numba_*.py")))
+    version = zlib.crc32(b"".join(sources))
 
     def function(table):
         part = next_part(table)
@@ -340,22 +337,14 @@ class Table:
 
 def dual(model: Model, start: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`icnn.kernels.dual.solve`."""
-    count, slopes = start.shape[1], model.slopes
-    slots = slopes.stride(0) // max(1, slopes.shape[2])
-    if slopes.stride()[1:] != (slopes.shape[2], 1) or slots < count:
-        slopes, slots = slopes.contiguous(), count
-    # A cut that is not there lies below all others.
-    offsets = start.new_zeros(len(start), slots)
-    offsets[:, :count] = torch.where(model.alive, model.offsets, BELOW)
-    lam = torch.zeros_like(offsets)
-    lam[:, :count] = start
-    y = start.new_empty(len(start), slopes.shape[2])
-    near = torch.zeros_like(y) if model.near is None else model.near.double().contiguous()
+    count = start.shape[1]
+    slopes, offsets, lam, near = slotted(model, start)
+    y = torch.empty_like(near)
     low, width, group = model.domain.ground(start.new_empty(model.shape))
     table = Table(
         slopes,
         mode=DUAL,
-        slots=slots,
+        slots=lam.shape[1],
         count=count,
         numbers=start.new_tensor([0.0, TOL, 0.0, 0.0]),
         offsets=offsets,

@@ -15,12 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from icnn.kernels import triton_dual
-from icnn.kernels.dual import TOL, Model
+from icnn.kernels.dual import END, TOL, Model, slotted
 from icnn.kernels.ground import Ground
 from icnn.kernels.triton_launch import submit
 
-STEP, END = 1, 2  # a whole step, the last look
-BELOW = -1e300
 WIDEST = 1024  # coordinates that a program takes at once
 
 TINY = triton_dual.TINY
@@ -209,18 +207,10 @@ class Table:
 
 def dual(model: Model, start: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`icnn.kernels.dual.solve`."""
-    count, slopes = start.shape[1], model.slopes
+    count = start.shape[1]
     ground = model.domain.ground(start.new_empty(model.shape))  # pyright: ignore
-    slots = slopes.stride(0) // max(1, slopes.shape[2])
-    if slopes.stride()[1:] != (slopes.shape[2], 1) or slots < count:
-        slopes, slots = slopes.clone(memory_format=torch.contiguous_format), count
-    # A cut that is not there lies below all others.
-    offsets = start.new_zeros(len(start), slots)
-    offsets[:, :count] = torch.where(model.alive, model.offsets, BELOW)
-    lam = torch.zeros_like(offsets)
-    lam[:, :count] = start
-    y = start.new_empty(len(start), slopes.shape[2])
-    near = torch.zeros_like(y) if model.near is None else model.near.double().contiguous()
+    slopes, offsets, lam, near = slotted(model, start)
+    y = torch.empty_like(near)
     value = torch.zeros_like(offsets[:, 0])
     tilt = None if model.tilt is None else model.tilt.contiguous()
     with torch.cuda.device_of(start):

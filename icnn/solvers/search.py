@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icnn.kernels.dual import Model, reference
+from icnn.kernels.dual import END, STEP, Model, reference
 from icnn.solvers.bundle_entropy import INEXACT, ROOM, Cuts
 from icnn.solvers.problem import RUNNING, Problem, Record
 from icnn.solvers.replay import recorded
 
-STEP, END = 1, 2  # modes of a table
 AHEAD = 1  # steps that a GPU has before it: none would leave it without work
 
 
@@ -70,14 +69,17 @@ def loop(problem: Problem, record: Record, cuts: Cuts, max_steps: int) -> None:
     y = (start.clone() if replay is None else replay.y).flatten(start_dim=1)
     record.y = start.flatten(start_dim=1)  # the start is the best point, until there is a better
     gaps = record.value.new_empty(min(max_steps, ROOM), len(y))
-    left = torch.zeros(max_steps + 1, dtype=torch.int32, device=device)
     # With gradients to come, the shares themselves matter, and not only what they are worth.
     inexact = 0.0 if problem.gradient else INEXACT
     known = [problem.entropy, record.tol, inexact, torch.finfo(start.dtype).eps]
     numbers = torch.tensor(known, dtype=torch.float64, pin_memory=start.is_cuda)
     numbers = numbers.to(device, non_blocking=True)
-    table = table_of(problem, record, cuts, {"y": y, "left": left, "numbers": numbers})
-    watch = Remote(left) if start.is_cuda else Watch(record)
+    table = table_of(problem, record, cuts, {"y": y, "numbers": numbers})
+    watch = Watch(record)
+    if start.is_cuda:
+        left = torch.zeros(max_steps + 1, dtype=torch.int32, device=device)
+        table.set(left=left)
+        watch = Remote(left)
     ended, own, points = None, None, y.view(start.shape)
     for step in range(max_steps):
         if step == cuts.slots["lam"].shape[1] < cuts.most:
@@ -142,7 +144,6 @@ def table_of(problem: Problem, record: Record, cuts: Cuts, fields: dict[str, Any
         return triton_steps.Table(slopes, **fields)
     from icnn.kernels import numba_steps
 
-    del fields["left"]  # one looks at the record itself
     fields["bend"], fields["same"] = torch.empty_like(record.value), torch.zeros_like(record.given)
     return numba_steps.Table(slopes, **fields)
 
