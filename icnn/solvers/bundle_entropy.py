@@ -20,7 +20,8 @@ class BundleEntropy:
     """Minimise the energy's cuts and the entropy together, and cut again where they touch.
 
     After k cuts `y` is the one minimiser of `max_i (c_i + G_i . y) - entropy * H(y)`, and the
-    minimum is a lower bound on the optimum. For `entropy > 0`.
+    minimum is a lower bound on the optimum. For `entropy > 0`. Compiled steps before the last stop
+    at a tenth of the gap that is left, unless gradients are to come: bounds hold all the same.
 
     Args:
         max_steps: Cuts at most, each a pass for a value and a gradient.
