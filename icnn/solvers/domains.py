@@ -108,7 +108,7 @@ class Box:
         width = self.width
         least = most = width
         if isinstance(width, Tensor):
-            least, most = map(float, torch.aminmax(width)) if width.numel() else (1.0, 1.0)
+            least, most = map(float, torch.aminmax(width.detach())) if width.numel() else (1.0, 1.0)
         if not math.isfinite(most):
             raise ValueError("`high` - `low` must be finite: every solver needs a bounded domain")
         if not least > 0:
