@@ -12,13 +12,13 @@ weights and inputs, which elsewhere would not be the same to the last bit:
     python -m benchmarks.promises --from FILE       # anywhere
 """
 
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -77,6 +77,17 @@ class Tally:
         if count:
             numbers = f"{float(found[i]):.4g}, allowed {float(allowed[i]):.4g}, example {i}"
             self.failures.append(f"{what}: {where}: {numbers} ({count} of {len(bad)})")
+
+    def join(self, other: "Tally") -> None:
+        """What another process has seen."""
+        for what, (cases, failed, worst) in other.lines.items():
+            own = self.lines.get(what, (0, 0, -torch.inf))
+            self.lines[what] = (own[0] + cases, own[1] + failed, max(own[2], worst))
+        self.failures += other.failures
+        for key, ratios in other.ratios.items():
+            self.ratios.setdefault(key, []).extend(ratios)
+        for key, both in other.converged.items():
+            self.converged[key] = self.converged.get(key, torch.zeros(2)) + both
 
     def same(self, what: str, where: str, a: Solution, b: Solution, first: int = 0) -> None:
         """Bit for bit, from an example on."""
@@ -341,35 +352,67 @@ def load(path: Path) -> None:
         problem.__dict__.update(parts=Parts(energy, x, domain), answer=Answer(*answer))
 
 
+CHECKS: dict[str, tuple[Callable[..., None], Any]] = {
+    "every": (every, PROBLEMS),
+    "company": (company, COMPANY),
+    "given": (given, COMPANY),
+    "gradients": (gradients, CASES),
+    "replaced": (replaced, LONG),
+    "at once": (at_once, AT_ONCE),
+}
+
+
+def prepare(stored: Path | None, seed: int) -> None:
+    """All that a process needs before it can check."""
+    torch.set_num_threads(1)
+    SETTINGS["seed"] = seed
+    if stored is not None:
+        load(stored)
+    _ = [problem.parts for problem in PROBLEMS]  # some are trained: not without gradients
+
+
+def cases_of(check: str) -> list[Any]:
+    """Problems by their names, or what a check is about."""
+    names = CHECKS[check][1]
+    return [p for p in PROBLEMS if p.name in names] or list(names)
+
+
+def work(job: tuple[str, int, torch.dtype]) -> Tally:
+    """One check of one case."""
+    check, number, dtype = job
+    case, tally = cases_of(check)[number], Tally()
+    where = f"{case.name} {str(dtype)[6:]}"
+    try:
+        CHECKS[check][0](tally, case, dtype, where)
+    except Exception as error:
+        tally.add("0 no exception", f"{where}, {check}: {error!r}", 1)
+    return tally
+
+
 def main() -> None:
     """Check, print, write `results/promises-cpu.json`, or `-cuda`."""
     arguments = options(
         __doc__,
         answers={"type": Path, "help": "only compute exact answers, into this file"},
+        jobs={"type": int, "default": 1, "help": "processes that share the work"},
         **{"from": {"type": Path, "dest": "stored", "help": "read exact answers from this file"}},
     )
-    torch.set_num_threads(1)
-    SETTINGS["seed"] = arguments.seed
+    setup = (arguments.stored, arguments.seed)
     if arguments.answers is not None:
         return store(arguments.answers)
-    if arguments.stored is not None:
-        load(arguments.stored)
-    _ = [problem.parts for problem in PROBLEMS]  # some are trained: not without gradients
-    some = slice(None, None, 6 if arguments.fast else 1)
-    checks: list[tuple[Callable[..., None], Any]] = [
-        *((check, COMPANY) for check in (company, given)),
-        *((every, PROBLEMS[some]), (gradients, CASES[some]), (replaced, LONG), (at_once, AT_ONCE)),
+    every_sixth = slice(None, None, 6 if arguments.fast else 1)
+    jobs = [
+        (check, number, dtype)
+        for check in CHECKS
+        for number in range(len(cases_of(check)))[every_sixth]
+        for dtype in catalogue.REACHED
     ]
-    tally, began = Tally(), time.perf_counter()
-    for check, names in checks:
-        cases = [p for p in PROBLEMS if p.name in names] or names
-        for case, dtype in product(cases, catalogue.REACHED):
-            where = f"{case.name} {str(dtype)[6:]}"
-            try:
-                check(tally, case, dtype, where)
-            except Exception as error:
-                tally.add("0 no exception", f"{where}, {check.__name__}: {error!r}", 1)
-        print(f"{check.__name__}: {time.perf_counter() - began:.0f} s", flush=True)
+    tally, began, spawn = Tally(), time.perf_counter(), multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.jobs, spawn, prepare, setup) as pool:
+        for done, seen in enumerate(pool.map(work, jobs), 1):
+            tally.join(seen)
+            if done % 20 == 0:
+                print(f"{done} of {len(jobs)}: {time.perf_counter() - began:.0f} s", flush=True)
     rows = tally.sum_up()
     print(report.table(rows), *tally.failures, sep="\n")
     if not arguments.fast:

@@ -28,6 +28,9 @@ from icnn.kernels.numba_interior import maximise
 
 RUNNING, CONVERGED, STALLED, NONFINITE, NONCONVEX = -1, 0, 2, 3, 4
 ROUGHEST = 1e-2  # of a dual gap, relative
+# Whether a step led to another point. If not, no more is to be learned, unless it was not solved to
+# the end, as the next one is then.
+MOVED, ROUGHLY, EXACT = 0, 1, 2
 
 # What the table holds: sizes, then addresses.
 NAMES = (
@@ -92,7 +95,7 @@ def look(step, last, size, finite, same, y, answer, record, tol, eps):
     f = energy - bend
     noise = 32 * eps * (abs(f) + size)
     rounding = max(rounding, noise)
-    again = same and step > 1
+    again = same == EXACT and step > 1
     if finite:
         lower = max(lower, f if given else bound)
         if f < best:
@@ -141,7 +144,7 @@ def work(table, part, dtype):
     rounding = carray(pointer(t[ROUNDING]), batch, np.float64)
     bend = carray(pointer(t[BEND]), batch, np.float64)
     given = carray(pointer(t[GIVEN]), batch, np.bool_)
-    same = carray(pointer(t[SAME]), batch, np.bool_)
+    same = carray(pointer(t[SAME]), batch, np.int8)
     taken = carray(pointer(t[STEPS]), batch, np.int64)
     status = carray(pointer(t[STATUS]), batch, np.int64)
     gaps = carray(pointer(t[GAPS]), batch, np.float64)
@@ -210,7 +213,7 @@ def work(table, part, dtype):
                         lam[b, slot] = 1.0
                     # No finer than what is left to gain is worth.
                     rest = (value[b] - lower[b]) / (1 + abs(value[b]) + size)
-                    fine = max(TOL, min(inexact * rest, ROUGHEST))
+                    fine = max(TOL, 0.0 if same[b] else min(inexact * rest, ROUGHEST))
             if going:
                 level = -np.inf
                 for j in range(n):
@@ -243,7 +246,7 @@ def work(table, part, dtype):
                         unmoved = unmoved and y[b, j] == before_j
                     bend[b], same[b] = (
                         bent + rounded(here[1], here[2], here[3], y[b], own, e, n),
-                        unmoved,
+                        (EXACT if fine <= TOL else ROUGHLY) if unmoved else MOVED,
                     )
         if mode != DUAL and step:
             gap = value[b] - lower[b]

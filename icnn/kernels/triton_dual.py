@@ -4,7 +4,11 @@
 The method is the one of `icnn.kernels.dual`, which says why each part of it is there. Here it is a
 loop around one evaluation of `D`: value, gradient and Hessian of a trial come from one pass over
 the cuts, and what follows is decided from them: take the trial and make the next Newton step, go
-back to a quarter of the step, or go on to the next entropy. Nothing waits for the host.
+back to a quarter of the step, or give up. Nothing waits for the host.
+
+Where a few evaluations are not enough, a second launch of the same kernel goes on, and in the end
+from the inside (`icnn.kernels.triton_interior`). Few examples need it, and are done sooner with
+larger programs.
 
 All cuts are taken relative to the one with the largest share, `G_i - G_r`, gradients too: cuts near
 the answer are almost the same, and what counts is how they differ.
@@ -17,15 +21,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from icnn.kernels.dual import TOL
 from icnn.kernels.ground import Ground
+from icnn.kernels.triton_interior import TINY, eliminate, interior_step, own_point
 from icnn.kernels.triton_launch import submit
 
 MOST_CUTS = 128  # a program keeps a matrix of that size in registers
 MOST_TILE = 8192  # numbers of a tile of cuts: whole simplices must fit into one
 
-EPS, TINY = tl.constexpr(2.220446049250313e-16), tl.constexpr(2.2250738585072014e-308)
-FIRST, STAGE, LAST = tl.constexpr(30), tl.constexpr(15), tl.constexpr(60)
-MOST = tl.constexpr(20)  # stages; the entropy falls to a quarter from one to the next
+EPS = tl.constexpr(2.220446049250313e-16)
+# Evaluations: of Newton's method in each launch, of the interior one, and of Newton's again.
+FIRST, SECOND = tl.constexpr(6), tl.constexpr(20)
+INTERIOR, LAST = tl.constexpr(60), tl.constexpr(60)
+FINEST, FINER = tl.constexpr(TOL), tl.constexpr(1e-3)  # where shares are to tell zero from more
+ROUGH = tl.constexpr(1e-11)  # a gap at which there is more to gain, whatever a step promises
+ABSENT = tl.constexpr(-1e250)  # offsets of cuts that are not there are below
 HALVINGS, ROUNDS, RIDGE = tl.constexpr(20), tl.constexpr(8), tl.constexpr(1e-12)
 
 
@@ -82,6 +92,7 @@ def launch(
     value: Tensor,
     tol: Tensor,
     *,
+    going: int | None = None,
     shape: tuple[int, int] | None = None,
 ) -> None:
     """Maximise `D` for the examples that are active, in place: `lam`, `y` and `value`.
@@ -99,6 +110,7 @@ def launch(
         y: The minimiser of the model, `(B, *y_shape)`, float32 or float64.
         value: `D(lam)`, `(B,)`.
         tol: The duality gap to reach, relative to the terms of `D`, `(B,)`.
+        going: How many examples are active, about, where that is known.
         shape: For measurements: warps of a program, and how many coordinates it takes at once.
     """
     (batch, cap), n = offsets.shape, slopes.shape[2]
@@ -111,14 +123,16 @@ def launch(
         raise ValueError("the kernel takes contiguous tensors")
     rows, whole = sizes(ground, count)
     padded = n // ground.group * whole if ground.group else n
-    warps, tile = shape or split(rows, padded, whole, batch > 2 * processors(slopes.device))
-    scratch = torch.empty(batch, rows + 1, rows, dtype=torch.float64, device=slopes.device)
-    submit(
-        newton, batch, (count, cap),
-        (*parts, ground.low, ground.width, scratch, n if len(ground.low) > 1 else 0, n,
-         max(ground.group, 1), rows, tile, whole, tilt is not None),
-        num_warps=warps, num_stages=1,
-    )  # fmt: skip
+    crowded = (batch if going is None else going) > 2 * processors(slopes.device)
+    scratch = torch.empty(batch, rows + 4, rows, dtype=torch.float64, device=slopes.device)
+    for inside in (False, True)[:count]:
+        warps, tile = shape or split(rows, padded, whole, crowded and not inside)
+        submit(
+            maximise, batch, (count, cap),
+            (*parts, ground.low, ground.width, scratch, n if len(ground.low) > 1 else 0, n,
+             max(ground.group, 1), rows, tile, whole, tilt is not None, inside),
+            num_warps=warps, num_stages=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -184,9 +198,15 @@ def mixture(slopes, tilt, lam, top, i, j, there, used, n, TILTED: tl.constexpr):
 @triton.jit
 def evaluate(
     slopes, tilt, near, low, width, ys, scratch, lam, top, offsets, off_top, e, count, n, size,
+    inside, begun, reach, soft,
     ROWS: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, TILTED: tl.constexpr,
+    INSIDE: tl.constexpr,
 ):  # fmt: skip
-    """`D`, the gradient less that of the top cut, gap and size at `lam`; `y`, and `G J G^T`."""
+    """`D`, the gradient less that of the top cut, gap and size at `lam`; `y`, and `G J G^T`.
+
+    Inside, `ys` and `J` are of the interior method's own `y`, with an entropy `soft`, and the last
+    result is `c + G (y - J r)`. At its beginning the gradient is the one at that `y` too.
+    """
     i = tl.arange(0, ROWS)
     there, is_top = i < count, i == top
     # Through memory, as the Hessian below: a vector from there takes the layout that it is used in.
@@ -198,17 +218,28 @@ def evaluate(
     mix = tl.load(shares)
     product, absolute = tl.zeros((TILE,), tl.float64), tl.zeros((TILE,), tl.float64)
     bends, shift = tl.zeros((TILE,), tl.float64), tl.zeros((ROWS,), tl.float64)
-    hessian = tl.zeros((ROWS, ROWS), tl.float64)
+    hessian, inner = tl.zeros((ROWS, ROWS), tl.float64), tl.zeros((ROWS,), tl.float64)
     end = n if WHOLE == 0 else n // size * WHOLE
     for start in range(0, end, TILE):
         j, used = place(start, n, size, TILE, WHOLE)
         apart, s = mixture(slopes, tilt, mix, top, i, j, there, used, n, TILTED)
         y, bend, weight = minimum(s, low, width, j, used, e, TILE, WHOLE)
-        tl.store(ys + j, y.to(ys.dtype.element_ty), used)
-        flat = tl.where(used, y - tl.load(near + j, used, 0.0).to(tl.float64), 0.0)
+        v = tl.load(near + j, used, 0.0).to(tl.float64)
+        flat = tl.where(used, y - v, 0.0)
         product += s * flat
         absolute += tl.abs(s * flat)
         bends += tl.where(used, bend, 0.0)
+        if INSIDE and inside:
+            ahead = tl.load(shares + ROWS)
+            _, next_s = mixture(slopes, tilt, ahead, top, i, j, there, used, n, TILTED)
+            own, point, weight = own_point(
+                ys, y, s, next_s, reach, begun, low, width, j, used, soft, TILE, WHOLE
+            )
+            flat = tl.where(used, tl.where(begun, y, own) - v, 0.0)
+            inner += tl.sum(apart * flat[None, :], axis=1)
+            flat = tl.where(used, point - v, 0.0)
+        else:
+            tl.store(ys + j, y.to(ys.dtype.element_ty), used)
         if WHOLE > 0:
             # J = (diag(y) - y y^T / mass) / e: differences to the mean in each simplex.
             GROUPS: tl.constexpr = TILE // WHOLE
@@ -224,13 +255,17 @@ def evaluate(
         hessian = tl.dot(left, tl.trans(apart), hessian, out_dtype=tl.float64)
     tl.store(scratch + i[:, None] * ROWS + i[None, :], hessian)
     tl.debug_barrier()
-    gradient = tl.load(scratch + top * ROWS + i)
-    gradient = tl.where(there & (i != top), gradient + shift + offsets - off_top, 0.0)
+    heights = tl.load(scratch + top * ROWS + i) + shift
+    heights = tl.where(there & (i != top), heights + offsets - off_top, 0.0)
+    gradient = heights
+    if INSIDE:
+        own = tl.where(there & (i != top), inner + offsets - off_top, 0.0)
+        gradient = tl.where(inside, own, heights)
     level = off_top + tl.sum(tl.where(there, lam * (offsets - off_top), 0.0))
     value = level + tl.sum(product) - tl.sum(bends)
     scale = 1 + tl.abs(level) + tl.sum(absolute) + tl.abs(tl.sum(bends))
     gap = tl.max(tl.where(there, gradient, -float("inf"))) - tl.sum(lam * gradient)
-    return value, gradient, gap / scale, scale
+    return value, gradient, gap / scale, scale, heights
 
 
 @triton.jit
@@ -250,25 +285,11 @@ def quadratic_step(scratch, gradient, lam, free, top, ROWS: tl.constexpr):
         gone = tl.where(leaving, -lam, 0.0)
         hessian = tl.load(entries, frees, 0.0)
         pull = tl.where(rest, gradient - tl.sum(hessian * gone[:, None], axis=0), 0.0)
-        # Gauss-Jordan, with the right side in the column of the top cut, which is not free.
         system = hessian * units[:, None] * units[None, :]
         system = tl.where(i[:, None] == i[None, :], 1 + RIDGE, system)
         system = tl.where(rest[:, None] & rest[None, :], system, 0.0)
         system = tl.where(i[None, :] == top, (units * pull)[:, None], system)
-        sound = True
-        p = tl.min(tl.where(rest, i, ROWS))
-        while p < ROWS:
-            row = tl.sum(tl.where(i[:, None] == p, system, 0.0), axis=0)
-            column = tl.sum(tl.where(i[None, :] == p, system, 0.0), axis=1)
-            pivot = tl.sum(tl.where(i == p, row, 0.0))
-            sound = sound & (pivot > 0)
-            row = row / pivot
-            less = system - column[:, None] * row[None, :]
-            system = tl.where(i[:, None] == p, row[None, :], less)
-            p = tl.min(tl.where(rest & (i > p), i, ROWS))
-        found = tl.sum(tl.where(i[None, :] == top, system, 0.0), axis=1)
-        found = tl.where(rest, units * found, 0.0)
-        sound = sound & (tl.sum(tl.where(tl.abs(found) < float("inf"), 0, 1)) == 0)
+        found, sound = eliminate(system, rest, top, units, ROWS)
         steepest = pull / tl.maximum(tl.max(tl.abs(pull)), TINY)
         found = tl.where(sound, found, steepest) + gone
         # Too many may have left: then the step before is better.
@@ -287,104 +308,154 @@ def quadratic_step(scratch, gradient, lam, free, top, ROWS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["count", "cap"])
-def newton(
+def maximise(
     count, cap,
     slopes, offsets, entropy, lams, nears, tilts, active, ys, values, tols, lows, widths, scratch,
     row, n, size,
     ROWS: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, TILTED: tl.constexpr,
+    INSIDE: tl.constexpr,
 ):  # fmt: skip
-    """The whole of `icnn.kernels.dual.solve` for one example."""
+    """`icnn.kernels.dual.solve` for one example: Newton's method, or `INSIDE` what it has left."""
     b = tl.program_id(0).to(tl.int64)
+    slopes += b * cap * n
+    scratch += b * (ROWS + 4) * ROWS
+    late = scratch + (ROWS + 1) * ROWS  # how the first launch tells the second
     if tl.load(active + b) == 0:
         return
-    slopes += b * cap * n
-    scratch += b * (ROWS + 1) * ROWS
+    if INSIDE and tl.load(late) == 0:
+        return
     near, low, width, ys = nears + b * n, lows + b * row, widths + b * row, ys + b * n
     tilt = tilts + b * n if TILTED else tilts
     i = tl.arange(0, ROWS)
     there = i < count
-    plain, tol = tl.load(entropy + b), tl.load(tols + b)
+    e, tol = tl.load(entropy + b), tl.load(tols + b)
     c = tl.load(offsets + b * cap + i, there, 0.0)
     lam = tl.load(lams + b * cap + i, there, 0.0)
 
-    # All cuts from the last point, the highest of them there at zero; how far slopes are apart.
+    alive = there & (c > ABSENT)
+
+    # All cuts from the last point, the highest of them there at zero.
     end = n if WHOLE == 0 else n // size * WHOLE
-    widest, heights = tl.zeros((TILE,), tl.float64), tl.zeros((ROWS, TILE), tl.float64)
+    heights = tl.zeros((ROWS, TILE), tl.float64)
     for start in range(0, end, TILE):
         j, used = place(start, n, size, TILE, WHOLE)
-        inside = there[:, None] & used[None, :]
-        g = tl.load(slopes + i[:, None] * n + j[None, :], inside, 0.0).to(tl.float64)
+        within = there[:, None] & used[None, :]
+        g = tl.load(slopes + i[:, None] * n + j[None, :], within, 0.0).to(tl.float64)
         v = tl.load(near + j, used, 0.0).to(tl.float64)
         heights += g * v[None, :]
-        above = tl.max(tl.where(inside, g, -float("inf")), axis=0)
-        under = tl.min(tl.where(inside, g, float("inf")), axis=0)
-        widest = tl.maximum(widest, tl.where(used, above - under, 0.0))
     c += tl.sum(heights, axis=1)
     level = tl.max(tl.where(there, c, -float("inf")))
     c = tl.where(there, c - level, 0.0)
-    ratio = tl.maximum(tl.max(widest) / plain, 1.0)
-    stages = tl.minimum(tl.ceil(tl.log2(ratio) / 2), 1.0 * MOST).to(tl.int32)
 
     # Where we are; the first trial is taken as it is. It must be another tensor than `lam`: of two
     # names for one, Triton does not see that the loop changes the second.
-    trial, e = lam + 0.0, plain + 0.0
-    value, gap, scale, mean = plain * 0, plain * 0, plain * 0, plain * 0
+    trial = lam + 0.0
+    value, gap, scale, mean = e * 0, e * 0, e * 0, e * 0
     gradient, step = tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64)
-    length, room, settled, fresh = plain * 0 + 1, plain * 0 + 1, False, True
-    best_lam, best_value = lam + 0.0, plain * 0 - float("inf")
-    stage, left, tries = stages + 1, 0 + FIRST, 0
+    length, room, settled, fresh = e * 0 + 1, e * 0 + 1, False, True
+    best_lam, best_value = lam + 0.0, e * 0 - float("inf")
+    best_gap = e * 0 + float("inf")
+    # Of the interior method: how far it went, its entropy and its best gap. What is only used there
+    # is in memory: where its step aims, the slacks, the shares of the best gap.
+    reach, soft, kept_gap = e * 0, e + 0.0, e * 0 + float("inf")
+    inside, last, total = False, False, tl.sum(alive.to(tl.float64))
+    aims = late + i
+    left, tries = tl.where(INSIDE, SECOND, FIRST), 0
     going, stored = True, False
     while going:
         top = tl.minimum(tl.argmax(trial, axis=0), count - 1)  # shares may be no numbers
         c_top = tl.sum(tl.where(i == top, c, 0.0))
-        value_t, gradient_t, gap_t, scale_t = evaluate(
+        value_t, gradient_t, gap_t, scale_t, heights_t = evaluate(
             slopes, tilt, near, low, width, ys, scratch, trial, top, c, c_top, e, count, n, size,
-            ROWS, TILE, WHOLE, TILTED,
+            inside, left < INTERIOR, reach, soft,
+            ROWS, TILE, WHOLE, TILTED, INSIDE,
         )  # fmt: skip
-        gain = tl.sum((trial - lam) * (gradient - mean))
-        rises = value_t >= value + 1e-4 * gain - 4 * EPS * scale
-        # Where no more than rounding is to be gained, the duality gap tells.
-        good = fresh | (rises & ((gap_t < gap / 2) | (settled == 0)))
-        if good:
-            lam, value, gradient, gap, scale = trial, value_t, gradient_t, gap_t, scale_t
-            tries = 0
+        if INSIDE and inside:
+            begun = left < INTERIOR
+            slack, kept = tl.load(aims + ROWS), tl.load(aims + 2 * ROWS)
+            falls = gap_t < kept_gap / 2
+            nearer = begun & (gap_t < kept_gap)
+            kept, kept_gap = tl.where(nearer, trial, kept), tl.where(nearer, gap_t, kept_gap)
+            if begun == 0:
+                highest = tl.max(tl.where(alive, gradient_t, -float("inf")))
+                slack = tl.where(alive, highest - gradient_t, 0.0)
+                slack += 0.1 * tl.max(slack) + 1e-3 * (1 + tl.abs(highest))
+            change, drift, reach = interior_step(scratch, heights_t, trial, slack, alive, top, ROWS)
+            # The first time `J` was not yet of an entropy that goes with the slacks.
+            reach = tl.where(begun, reach, 0.0)
+            # Below a rough gap, one that does not shrink is a matter of rounding: few more tries.
+            left -= tl.where(falls | (kept_gap > ROUGH), 1, INTERIOR // 4)
+            fine = tl.maximum(FINER * tol, FINEST)
+            inside = (gap_t > fine) & (left > 0) & ((reach > 1e-12) | (begun == 0))
+            tl.debug_barrier()
+            tl.store(aims, trial + change)
+            tl.store(aims + ROWS, slack + reach * drift)
+            tl.store(aims + 2 * ROWS, kept)
+            # At the end without shares that are only on their way to zero.
+            kept = tl.where(kept > 1e-10, kept, 0.0)
+            trial = tl.where(inside, trial + reach * change, kept)
+            trial = trial / tl.sum(trial)
+            # The entropy does not fall faster than the steps can follow.
+            mu = tl.sum(tl.where(alive, trial * (slack + reach * drift), 0.0)) / total
+            soft = tl.where(begun, soft * (1 - 0.7 * reach), 0.0)
+            soft = tl.maximum(tl.maximum(soft, mu), e)
+            if inside == 0:
+                fresh, settled, last, left = True, False, True, 0 + LAST
         else:
-            tries += 1
-        if good | settled | (tries >= HALVINGS):
-            stuck = settled & (good == 0)
-            if stuck | (left <= 0) | (tries > 0) | ((gap > tol) == 0):
-                # At the plain entropy this is the end, or else the entropy comes down in stages.
-                if (stage > stages) | (stage == 0):
-                    going = (stage > stages) & (gap > tol) & (stuck == 0)
-                    better = value > best_value
+            gain = tl.sum((trial - lam) * (gradient - mean))
+            rises = value_t >= value + 1e-4 * gain - 4 * EPS * scale
+            # Where no more than rounding is to be gained, the duality gap tells.
+            good = fresh | (rises & ((gap_t < gap / 2) | (settled == 0)))
+            if good:
+                lam, value, gradient, gap, scale = trial, value_t, gradient_t, gap_t, scale_t
+                tries = 0
+            else:
+                tries += 1
+            left -= 1
+            if good | settled | (tries >= HALVINGS) | (left <= 0):
+                stuck = settled & (good == 0)
+                if stuck | (left <= 0) | (tries > 0) | ((gap > tol) == 0):
+                    # The end, or else from the inside.
+                    going = (last == 0) & (gap > tol) & ((stuck == 0) | (gap > ROUGH))
+                    # Where values are the same but for rounding, the gap tells.
+                    least = value + tl.where(gap < best_gap, 4, -4) * EPS * scale
+                    better = least > best_value
+                    best_gap = tl.where(better, gap, best_gap)
                     stored = good & better
                     best_lam = tl.where(better, lam, best_lam)
                     best_value = tl.where(better, value, best_value)
-                stage -= 1
-                e = plain * tl.exp2(2.0 * stage.to(tl.float64))
-                left = tl.where(stage > 0, STAGE, LAST)
-                fresh, settled = True, False
+                    if INSIDE:
+                        # From a point well inside, at a slope between those of the cuts.
+                        inside, left, length = going, 0 + INTERIOR, e * 0
+                        step = tl.zeros((ROWS,), tl.float64)
+                        lam = tl.where(alive, 0.5 * lam + 0.5 / total, 0.0)
+                        tl.debug_barrier()
+                        tl.store(aims, lam)
+                        tl.store(aims + 2 * ROWS, lam)
+                    else:
+                        tl.store(late, going.to(tl.float64))
+                        going = False
+                else:
+                    # It was good: the top cut is the one of the trial.
+                    mean = tl.sum(lam * gradient)
+                    free = there & (i != top) & ((lam > 0) | (gradient > mean))
+                    pull = tl.where(free, gradient, 0.0)
+                    step = quadratic_step(scratch, pull, lam, free, top, ROWS)
+                    step = tl.where(i == top, -tl.sum(step), step)
+                    # No step is longer than from one cut to another.
+                    length = tl.minimum(2 / tl.maximum(tl.sum(tl.abs(step)), TINY), 1.0)
+                    room = tl.min(tl.where(step < 0, lam / -step, float("inf")))
+                    promise = length * tl.sum(step * (gradient - mean))
+                    settled = promise <= 4 * EPS * scale
+                    fresh = False
             else:
-                # It was good: the top cut is the one of the trial.
-                mean = tl.sum(lam * gradient)
-                free = there & (i != top) & ((lam > 0) | (gradient > mean))
-                pull = tl.where(free, gradient, 0.0)
-                step = quadratic_step(scratch, pull, lam, free, top, ROWS)
-                step = tl.where(i == top, -tl.sum(step), step)
-                # No step is longer than from one cut to another.
-                length = tl.minimum(2 / tl.maximum(tl.sum(tl.abs(step)), TINY), 1.0)
-                room = tl.min(tl.where(step < 0, lam / -step, float("inf")))
-                promise = length * tl.sum(step * (gradient - mean))
-                settled = promise <= 4 * EPS * scale
-                fresh, left = False, left - 1
-        else:
-            # Not past the point up to which the arc is straight: where cuts depend on each other, D
-            # rises on a line all the way to where the first of them has no share left.
-            length = tl.where(length > room, tl.maximum(length / 4, room), length / 4)
-        # Bent at zero and brought back to sum one.
-        moved = lam + length * step
-        moved = tl.where(moved > EPS, moved, 0.0)
-        trial = tl.where(fresh, lam, moved / tl.sum(moved))
+                # Not past the point up to which the arc is straight: where cuts depend on each
+                # other, D rises on a line all the way to where the first has no share left.
+                length = tl.where(length > room, tl.maximum(length / 4, room), length / 4)
+            # Bent at zero and brought back to sum one.
+            moved = lam + length * step
+            moved = tl.where(moved > EPS, moved, 0.0)
+            trial = moved / tl.sum(moved)
 
     # D may be no number: then what we have is what we had.
     tl.store(lams + b * cap + i, best_lam, there)
@@ -395,5 +466,5 @@ def newton(
         for start in range(0, end, TILE):
             j, used = place(start, n, size, TILE, WHOLE)
             _, s = mixture(slopes, tilt, best_lam, top, i, j, there, used, n, TILTED)
-            y, _, _ = minimum(s, low, width, j, used, plain, TILE, WHOLE)
+            y, _, _ = minimum(s, low, width, j, used, e, TILE, WHOLE)
             tl.store(ys + j, y.to(ys.dtype.element_ty), used)

@@ -91,8 +91,11 @@ def note(
         bends += entropy_of(y, low, width, BOX)
     product, size, bend = tl.sum(products), tl.sum(sizes), e * tl.sum(bends)
     finite = (tl.sum(bad) == 0) & (tl.abs(energy) < float("inf"))
-    # A point that should be new and is not has the same tangent: no more is to be learned.
-    again = (step > 1) & (tl.sum(moved) == 0)
+    # A point that should be new and is not has the same tangent: no more is to be learned, unless
+    # it was found by a step that was not solved to the end, as the next one is then.
+    same = (step > 1) & (tl.sum(moved) == 0)
+    exact = tl.load(fines + b) <= FINEST
+    again = same & exact
 
     f = energy - bend
     noise = 32 * eps * (tl.abs(f) + size)
@@ -129,7 +132,8 @@ def note(
     offset = energy - product - 16 * eps * (tl.abs(energy) + size)
     # No finer than what is left to gain is worth.
     rest = (f - lower) / (1 + tl.abs(f) + size)
-    fine = tl.maximum(tl.minimum(inexact * rest, ROUGHEST), FINEST)
+    fine = tl.where(same, 0.0, tl.minimum(inexact * rest, ROUGHEST))
+    fine = tl.maximum(fine, FINEST)
 
     tl.debug_barrier()  # all have read before one writes
     tl.store(values + b, f)
@@ -162,8 +166,9 @@ def note(
 class Table:
     """The tensors of a search by name, as those of `icnn.kernels.numba_steps.Table`.
 
-    One name is for the GPU alone: `left`, int32, one zero for each step at first, counts the
-    examples that go on after it. `bend` and `same` are not needed.
+    Two names are for the GPU alone: `left`, int32, one zero for each step at first, counts the
+    examples that go on after it, and `going` is what is known of that. `bend` and `same` are not
+    needed.
 
     Args:
         slopes: `(B, slots, n)`, in the energy's dtype.
@@ -201,7 +206,7 @@ class Table:
         if not last:
             triton_dual.launch(
                 f["ground"], f["slopes"], f["offsets"], f["count"], f["entropy"], f["lam"],
-                f["near"], None, f["active"], f["y"], f["found"], f["fine"],
+                f["near"], None, f["active"], f["y"], f["found"], f["fine"], going=f["going"],
             )  # fmt: skip
 
 

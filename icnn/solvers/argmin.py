@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from icnn.solvers.graph import Watched
 from icnn.solvers.problem import RUNNING, Problem, Record
 from icnn.solvers.solution import Solution, Status
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 class Solver(Protocol):
     """Numbers that say how to search; the state of a search lives in the call."""
@@ -32,6 +34,12 @@ class Solver(Protocol):
         ...
 
 
+def eager(function: F) -> F:
+    """Not for PyTorch's compiler: how long a search is depends on its numbers."""
+    return torch.compiler.disable(function)
+
+
+@eager
 def argmin(
     energy: Callable[[Any, Tensor], Tensor],
     x: Any,

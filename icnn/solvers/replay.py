@@ -20,6 +20,7 @@ from icnn.solvers.problem import Problem
 MOST = 8  # recordings that are kept, for each thread: those used last
 KEPT = threading.local()
 """A recording serves one search at a time: two may run in two threads, or on two streams."""
+RECORDING = threading.Lock()  # to begin, one thread waits for the whole GPU: not while another is
 
 
 class Replay:
@@ -45,7 +46,7 @@ class Replay:
                 both()
         torch.cuda.current_stream(y.device).wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with RECORDING, torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.value, self.slope = both()
 
     def load(self, f: LayeredAt, y: Tensor) -> None:

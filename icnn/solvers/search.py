@@ -4,7 +4,6 @@ from collections import deque
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from icnn.kernels.dual import END, STEP, Model, reference
 from icnn.solvers.bundle_entropy import INEXACT, ROOM, Cuts
@@ -31,13 +30,15 @@ class Watch:
 class Remote(Watch):
     """The same from afar: looks at what has arrived from a GPU, and does not wait for the rest."""
 
-    def __init__(self, left: Tensor):
-        self.left, self.here = left, torch.empty(left.shape, dtype=left.dtype, pin_memory=True)
+    def __init__(self, table: Any, batch: int, max_steps: int, device: torch.device):
+        self.table, self.left = table, torch.zeros(max_steps + 1, dtype=torch.int32, device=device)
+        self.here = torch.empty(self.left.shape, dtype=torch.int32, pin_memory=True)
         self.counts = self.here.numpy()
+        table.set(left=self.left, going=batch)
         self.news: deque[tuple[int, torch.cuda.Event]] = deque()
 
     def ended(self, step: int) -> int | None:
-        self.here.copy_(self.left, non_blocking=True)
+        self.here[step].copy_(self.left[step], non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         self.news.append((step, event))
@@ -51,6 +52,7 @@ class Remote(Watch):
         while self.news and (len(self.news) > most or self.news[0][1].query()):
             step, event = self.news.popleft()
             event.synchronize()
+            self.table.set(going=int(self.counts[step]))
             if not self.counts[step]:
                 return step
         return None
@@ -75,11 +77,7 @@ def loop(problem: Problem, record: Record, cuts: Cuts, max_steps: int) -> None:
     numbers = torch.tensor(known, dtype=torch.float64, pin_memory=start.is_cuda)
     numbers = numbers.to(device, non_blocking=True)
     table = table_of(problem, record, cuts, {"y": y, "numbers": numbers})
-    watch = Watch(record)
-    if start.is_cuda:
-        left = torch.zeros(max_steps + 1, dtype=torch.int32, device=device)
-        table.set(left=left)
-        watch = Remote(left)
+    watch = Remote(table, len(y), max_steps, device) if start.is_cuda else Watch(record)
     ended, own, points = None, None, y.view(start.shape)
     for step in range(max_steps):
         if step == cuts.slots["lam"].shape[1] < cuts.most:
@@ -144,7 +142,8 @@ def table_of(problem: Problem, record: Record, cuts: Cuts, fields: dict[str, Any
         return triton_steps.Table(slopes, **fields)
     from icnn.kernels import numba_steps
 
-    fields["bend"], fields["same"] = torch.empty_like(record.value), torch.zeros_like(record.given)
+    fields["bend"] = torch.empty_like(record.value)
+    fields["same"] = torch.zeros_like(record.given, dtype=torch.int8)
     return numba_steps.Table(slopes, **fields)
 
 
