@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class Solver(Protocol):
 
 def eager(function: F) -> F:
     """Not for PyTorch's compiler: how long a search is depends on its numbers."""
-    return torch.compiler.disable(function)
+    return cast(F, torch.compiler.disable(function))
 
 
 @eager
