@@ -23,39 +23,6 @@ QPTH = "qpth"  # on one thread: the batched LU that it uses is broken on two, in
 Layer = Callable[..., Tensor]  # the parameters, then a tolerance, to the answers
 
 
-@dataclass(frozen=True, eq=False)
-class Bowl:
-    """The unit box with the entropy `H(y) = -|y - c|^2 / 2`: a domain of our own."""
-
-    c: Tensor
-
-    def center(self, like: Tensor) -> Tensor:
-        """The point of the largest entropy."""
-        return self.project(self.c.detach().to(like.dtype)).expand_as(like)
-
-    def contains(self, y: Tensor) -> Tensor:
-        """Whether each example lies inside."""
-        return ((y >= 0) & (y <= 1)).all(dim=1)
-
-    def project(self, y: Tensor) -> Tensor:
-        """The nearest point."""
-        return y.clamp(0, 1)
-
-    def entropy(self, y: Tensor) -> Tensor:
-        """`H`."""
-        return -0.5 * (y - self.c).square().sum(dim=1)
-
-    def minimise(self, slope: Tensor, entropy: float | Tensor) -> Tensor:
-        """The point with the smallest `slope . y - entropy * H(y)`."""
-        if isinstance(entropy, Tensor) or entropy > 0:
-            return (self.c - slope / entropy).clamp(0, 1)
-        return (slope < 0).to(slope.dtype)
-
-    def curvature(self, y: Tensor, entropy: Tensor, slopes: Tensor) -> Tensor:
-        """`A J A^T`: coordinates at their bounds do not move."""
-        return (slopes * (((y > 0) & (y < 1)) / entropy)[:, None, :]) @ slopes.mT
-
-
 class Planes:
     """`max_i (A_i . y + b_i)` minus an entropy, or plus `weight / 2 |y - c|^2`, on the unit box.
 
@@ -85,16 +52,17 @@ class Planes:
         return value - icnn.Box().entropy(y)
 
     def ours(self, leaves: list[Tensor], tol: float) -> icnn.Solution:
-        """By the bundle entropy method."""
-        slopes, b = leaves[:2]
-        domain: Any = Bowl(leaves[2]) if self.quadratic else icnn.Box()
+        """With cuts of the planes only."""
+        slopes = leaves[0]
 
-        def planes(b: Tensor, y: Tensor) -> Tensor:
-            return (y @ slopes.t() + b).amax(dim=1)
+        def planes(x: list[Tensor], y: Tensor) -> Tensor:
+            return (y @ slopes.t() + x[0]).amax(dim=1)
 
-        start = torch.full((len(b), self.n), 0.5, dtype=b.dtype)
-        entropy, solver = self.weight if self.quadratic else 1.0, icnn.BundleEntropy(tol=tol)
-        return icnn.argmin(planes, b, domain, entropy=entropy, solver=solver, start=start)
+        box = icnn.Box(torch.zeros_like(slopes[0]), torch.ones_like(slopes[0]))
+        if not self.quadratic:
+            return icnn.argmin(planes, leaves[1:], box, solver=icnn.BundleEntropy(tol=tol))
+        energy = icnn.Sum(planes, icnn.Quadratic(lambda x: x[1], self.weight))
+        return icnn.argmin(energy, leaves[1:], box, entropy=0.0, solver=icnn.Bundle(tol=tol))
 
     def expression(self, y: Any, top: Any, c: Any) -> Any:
         """The objective of CVXPY."""

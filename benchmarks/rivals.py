@@ -9,9 +9,8 @@ answers have no gradients.
 
 **Layers with gradients**: the maximum of 100 planes in 100 dimensions on the unit box, minus an
 entropy or plus a quadratic, forward and backward, against cvxpylayers (by its default solver, SCS,
-and by Clarabel) and, for the quadratic, qpth. For us the quadratic is the entropy of a domain of
-our own (`Bowl`, see docs/your-own-domain.md), so that the cuts have to find planes only; the same
-energy handed to `Bundle` or `ProjectedGradient` as it is, is far from 1e-4 after dozens of steps.
+and by Clarabel) and, for the quadratic, qpth. For us that is a sum of the planes and an
+`icnn.Quadratic`, of which `icnn.Bundle` cuts the planes only.
 
 Every rival has the loosest of a few tolerances, powers of ten, whose true gap is at most 1e-4; ours
 has to prove its gap. Gradients are those of a random linear loss, at a tolerance of 1e-8 in float64

@@ -8,14 +8,18 @@ from torch import Tensor
 
 
 class Ground(NamedTuple):
-    """A box, or simplices over the last dimension: see `icnn.solvers.domains`."""
+    """A box, simplices over the last dimension, or a bowl: see `domains` and `bowl` in solvers."""
 
     low: Tensor  # (B or 1, n), float64: lower bounds; on the simplex the values that are given
     width: Tensor  # the same: above 0 where a coordinate is free
-    group: int  # coordinates of each simplex; 0 for a box
+    group: int  # coordinates of each simplex; 0 for a box, -1 for a bowl
+    bottom: Tensor | None = None  # of a bowl, as `low`
+    weight: Tensor | None = None
 
 
-def ground(low: float | Tensor, width: float | Tensor, group: int, like: Tensor) -> Ground:
+def ground(
+    low: float | Tensor, width: float | Tensor, group: int, like: Tensor, *bowl: Tensor
+) -> Ground:
     """Bounds for points like `(B, *y_shape)`; one row where all examples share them."""
     n = math.prod(like.shape[1:])
 
@@ -25,8 +29,10 @@ def ground(low: float | Tensor, width: float | Tensor, group: int, like: Tensor)
         bound = bound.detach().to(like.device, torch.float64)
         return bound.broadcast_to(shape).reshape(shape[0], n).contiguous()
 
-    tensors = [bound for bound in (low, width) if isinstance(bound, Tensor)]
+    tensors = [bound for bound in (low, width, *bowl) if isinstance(bound, Tensor)]
     shared = all(bound.ndim < like.ndim or bound.shape[0] == 1 for bound in tensors)
     shape = torch.Size((1, *like.shape[1:])) if shared else like.shape
-    low, width = (flat(bound, shape).expand(shape[0], n).contiguous() for bound in (low, width))
-    return Ground(low, width, group)
+    low, width, *rest = (
+        flat(bound, shape).expand(shape[0], n).contiguous() for bound in (low, width, *bowl)
+    )
+    return Ground(low, width, group, *rest)

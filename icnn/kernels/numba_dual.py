@@ -138,14 +138,34 @@ def simplex_point(s, v, low, width, m, e, n, y, w, t, bits):
 
 
 @jit(fastmath=SUMS)
+def bowl_point(s, v, low, width, bottom, weight, e, n, y, w):
+    """The same for `H(y) = -weight . (y - bottom)^2 / 2` in a box."""
+    level = size = bend = 0.0
+    for j in range(n):
+        rate, high = 1 / (e * weight[j]), low[j] + width[j]
+        free = bottom[j] - s[j] * rate
+        y[j] = min(max(free, low[j]), high)
+        w[j] = rate if low[j] < free < high else 0.0
+        bend -= 0.5 * e * weight[j] * (y[j] - bottom[j]) ** 2
+        level += s[j] * (y[j] - v[j])
+        size += abs(s[j] * (y[j] - v[j]))
+    return level - bend, size, bend
+
+
+@jit(fastmath=SUMS)
 def rounded(s, exact, w, y, domain, e, n):
     """How much `e H` changes where `exact`, the minimiser for the slope `s`, was rounded to `y`.
 
     To second order, without logarithms: the slope of `e H` is `s` there, but for a number that all
     coordinates of a simplex share, and its curvature `-1 / J`. One by one where that is not enough.
     """
-    m, low, width = domain
+    m, low, width, bottom, weight = domain
     change, far = 0.0, 0
+    if m < 0:
+        for j in range(n):
+            off = np.float64(y[j]) - exact[j]
+            change -= e * weight[j] * off * (exact[j] - bottom[j] + off / 2)
+        return change
     if m:
         for begin in range(0, n, m):
             top = begin
@@ -181,8 +201,12 @@ def rounded(s, exact, w, y, domain, e, n):
 @jit()
 def entropy_at(y, domain, n):
     """`H(y)`, with logarithms."""
-    m, low, width = domain
+    m, low, width, bottom, weight = domain
     total = 0.0
+    if m < 0:
+        for j in range(n):
+            total -= 0.5 * weight[j] * (np.float64(y[j]) - bottom[j]) ** 2
+        return total
     for j in range(n):
         if width[j] > 0:
             u = np.float64(y[j]) if m else (np.float64(y[j]) - low[j]) / width[j]
@@ -204,7 +228,7 @@ def evaluate(slopes, k, n, lam, d, v, tilt, e, domain, s, y, w, g, t, bits):
 
     Gives the value, the duality gap relative to the terms of `D`, their size, and `e H(y)`.
     """
-    m, low, width = domain
+    m, low, width, bottom, weight = domain
     if tilt.shape[0]:
         for j in range(n):
             s[j] = tilt[j]
@@ -220,8 +244,10 @@ def evaluate(slopes, k, n, lam, d, v, tilt, e, domain, s, y, w, g, t, bits):
                 s[j] += share * row[j]
     if m == 0:
         value, size, bend = box_point(s, v, low, width, e, n, y, w, t, bits)
-    else:
+    elif m > 0:
         value, size, bend = simplex_point(s, v, low, width, m, e, n, y, w, t, bits)
+    else:
+        value, size, bend = bowl_point(s, v, low, width, bottom, weight, e, n, y, w)
     size = 1 + abs(level) + size + abs(bend)
     for j in range(n):
         t[j] = y[j] - v[j]
@@ -261,7 +287,7 @@ def gram(slopes, n, first, free, count, w, domain, a, hessian):
                 for j in range(size):
                     total += scaled[j] * other[j]
                 hessian[p, q] += total
-    if m:
+    if m > 0:
         # J = diag(w) - w w^T / sum(w), in every simplex apart.
         moments = a[:, 0]
         for group in range(n // m):

@@ -63,7 +63,7 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
 
     From `here[0]`, where the result goes too.
     """
-    m, low, width = domain
+    m, low, width = domain[:3]
     t, bits, a, matrix, factor, vectors, free, down = work
     lam, s, _, w, g = here
     _, jr, y, move, _ = there
@@ -207,7 +207,7 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
 @jit()
 def centre_of(domain, n, y):
     """Half-way between `y` and the middle of the domain."""
-    m, low, width = domain
+    m, low, width = domain[:3]
     for j in range(n):
         if width[j] > 0:
             y[j] = 0.5 * y[j] + 0.5 * (1.0 / m if m else low[j] + width[j] / 2)
@@ -218,7 +218,7 @@ def centre_of(domain, n, y):
 @jit()
 def level_out(domain, n, y):
     """Scale the free coordinates of each simplex to its mass."""
-    m, low, width = domain
+    m, low, width = domain[:3]
     for begin in range(0, n, m):
         mass, total = 1.0, 0.0
         for j in range(begin, begin + m):
@@ -239,7 +239,8 @@ def maximise(slopes, k, n, d, v, tilt, e, domain, tol, here, there, other, work)
         value, bend, late = climb(
             slopes, k, n, d, v, tilt, e, domain, tol, LAST if tried else FIRST, here, there, work
         )
-        if tried or not late:
+        # The bounds of a bowl have no barrier.
+        if tried or not late or domain[0] < 0:
             break
         best, best_bend, tried = value, bend, True
         other[0][:k] = here[0][:k]

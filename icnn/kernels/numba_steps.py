@@ -37,12 +37,13 @@ NAMES = (
     "mode", "step", "count", "batch", "n", "slots", "group", "rows", "tilted", "learning",
     "parts", "taken", "numbers", "slopes", "offsets", "lam", "idle", "points", "y", "energy",
     "slope", "answer", "value", "lower", "bound", "best", "rounding", "bend", "given", "same",
-    "steps", "status", "gaps", "low", "width", "entropy", "tilt", "near", "out",
+    "steps", "status", "gaps", "low", "width", "bottom", "weight", "entropy", "tilt", "near", "out",
 )  # fmt: skip
 PLACES = {name: place for place, name in enumerate(NAMES)}
 (MODE, STEP_, COUNT, BATCH, N, SLOTS, GROUP, ROWS, TILTED, LEARNING, PARTS, TAKEN, NUMBERS, SLOPES,
  OFFSETS, LAM, IDLE, POINTS, Y, ENERGY, SLOPE, ANSWER, VALUE, LOWER, BOUND, BEST, ROUNDING, BEND,
- GIVEN, SAME, STEPS, STATUS, GAPS, LOW, WIDTH, ENTROPY, TILT, NEAR, OUT) = range(39)  # fmt: skip
+ GIVEN, SAME, STEPS, STATUS, GAPS, LOW, WIDTH, BOTTOM, WEIGHT, ENTROPY, TILT, NEAR,
+ OUT) = range(41)  # fmt: skip
 SIZE = len(NAMES)
 
 
@@ -150,6 +151,8 @@ def work(table, part, dtype):
     gaps = carray(pointer(t[GAPS]), batch, np.float64)
     low = carray(pointer(t[LOW]), (rows, n), np.float64)
     width = carray(pointer(t[WIDTH]), (rows, n), np.float64)
+    bottoms = carray(pointer(t[BOTTOM]), (rows if m < 0 else 0, n), np.float64)
+    weights = carray(pointer(t[WEIGHT]), (rows if m < 0 else 0, n), np.float64)
     entropy = carray(pointer(t[ENTROPY]), batch, np.float64)
     tilts = carray(pointer(t[TILT]), (batch if t[TILTED] else 0, n), np.float64)
     near = carray(pointer(t[NEAR]), (batch, n), np.float64)
@@ -175,7 +178,8 @@ def work(table, part, dtype):
         if status[b] == RUNNING:
             going, fine, slot = True, tol, k - 1
             row = b if rows > 1 else 0
-            own = (m, low[row], width[row])
+            bottom, weight = (bottoms[row], weights[row]) if m < 0 else (none, none)
+            own = (m, low[row], width[row], bottom, weight)
             if mode != DUAL:
                 if step == 0:
                     bend[b] = e * entropy_at(y[b], own, n)
@@ -343,7 +347,7 @@ def dual(model: Model, start: Tensor, active: Tensor) -> tuple[Tensor, Tensor, T
     count = start.shape[1]
     slopes, offsets, lam, near = slotted(model, start)
     y = torch.empty_like(near)
-    low, width, group = model.domain.ground(start.new_empty(model.shape))
+    ground = model.domain.ground(start.new_empty(model.shape))
     table = Table(
         slopes,
         mode=DUAL,
@@ -357,10 +361,8 @@ def dual(model: Model, start: Tensor, active: Tensor) -> tuple[Tensor, Tensor, T
         near=near,
         out=y,
         value=start.new_empty(len(start)),
-        low=low,
-        width=width,
-        rows=len(low),
-        group=group,
+        rows=len(ground.low),
+        **{name: part for name, part in ground._asdict().items() if part is not None},
     )
     if model.tilt is not None:
         table.set(tilt=model.tilt.contiguous(), tilted=1)

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from icnn.checks import check_callable, check_choice, check_number, check_shape, check_tensor
-from icnn.energies.energy import at
+from icnn.energies.energy import EnergyAt, at
+from icnn.solvers.bowl import apart, bent
+from icnn.solvers.bundle import Bundle
 from icnn.solvers.bundle_entropy import BundleEntropy
 from icnn.solvers.differentiate import differentiate
 from icnn.solvers.domains import Domain
@@ -106,16 +108,31 @@ def argmin(
     with torch.inference_mode(False), torch.set_grad_enabled(learn), precise(like):
         # Once, and with its graph: dropout masks are the same in the search and in its gradient.
         noise = random_states(energy, like) if learn else None
-        f, way = Watched(at(energy, x)), gradient if learn else None
-        problem = Problem(f, domain, entropy, begin, free, energy, x, way, noise)
+        f, way = at(energy, x), gradient if learn else None
+        problem = Problem(Watched(f), domain, entropy, begin, free, energy, x, way, noise)
+        solver.check(problem)
+        if isinstance(solver, Bundle) and solver.master == "proximal":
+            problem = separated(problem, f, begin if given is None else None)
         with torch.no_grad():
-            solver.check(problem)
             record = solver.solve(problem)
             solution = finished(problem, record)
         if not learn:
             return solution
         tied = differentiate(problem, record, solver.solve)
     return replace(solution, y=tied.y, value=tied.value)
+
+
+def separated(problem: Problem, f: EnergyAt, start: Tensor | None) -> Problem:
+    """With a quadratic of the energy in the place of the entropy that there is not, if it has one.
+
+    Where no start was given, that of the domain is as good as any: `start` is to be its bottom.
+    """
+    found = apart(f)
+    domain = None if found is None else bent(problem.domain, found[1], problem.start)
+    if found is None or domain is None:
+        return problem
+    begin = problem.start if start is None else domain.center(start).detach().clone()
+    return replace(problem, energy=Watched(found[0]), domain=domain, entropy=1.0, start=begin)
 
 
 @contextmanager

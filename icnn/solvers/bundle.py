@@ -7,7 +7,7 @@ from torch import Tensor
 
 from icnn.checks import check_choice, check_count, check_number
 from icnn.kernels.choice import KERNELS
-from icnn.solvers.bundle_entropy import Cuts
+from icnn.solvers.bundle_entropy import BundleEntropy, Cuts
 from icnn.solvers.cutting_planes import cutting_planes
 from icnn.solvers.domains import steepness
 from icnn.solvers.problem import Problem, Record, Tangent, rows
@@ -28,6 +28,9 @@ class Bundle:
     The centre moves where the energy falls by a part of what the cuts promised; `w` falls where it
     does so well, and rises where cuts turn out far from the energy. The answer is the best point
     seen; its bound is that of the bare cuts. For `entropy == 0`.
+
+    In an `icnn.Sum` with an `icnn.Quadratic` of positive weights, on a box, the quadratic takes the
+    place of `w B(y, v)`, and only the rest of the energy is cut: few cuts are enough then.
 
     Args:
         max_steps: Cuts at most, each a pass for a value and a gradient.
@@ -58,6 +61,8 @@ class Bundle:
 
     def solve(self, problem: Problem) -> Record:
         """Cuts near a centre, or cuts alone."""
+        if problem.entropy:  # a quadratic, which holds them back
+            return BundleEntropy(self.max_steps, self.tol, self.kernel).solve(problem)
         if self.master == "lp":
             return cutting_planes(problem, self.max_steps, self.tol)
         record = Record(problem, self.tol, keep_best=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from icnn.solvers.adjoint import Answer, Bend, Held, System
+from icnn.solvers.bowl import Bowl
 from icnn.solvers.bundle import Bundle
 from icnn.solvers.bundle_entropy import BundleEntropy
 from icnn.solvers.differences import opaque, seems_smooth, tensors
@@ -133,8 +134,10 @@ def pressed(domain: Domain, y: Tensor, slope: Tensor, energy: Tensor) -> Tensor:
 
 def mixture(problem: Problem, record: Record) -> Tensor:
     """The slope `s` with `Y(s) = y`: the mixture of cuts that the search found, or that of `H`."""
-    # A loss sees the answer as it was rounded: in float32 that of H there goes with it.
-    if problem.entropy and record.pieces is not None and record.y.dtype == torch.float64:
+    # A loss sees the answer as it was rounded: in float32 that of H there goes with it. But on the
+    # rim of a bowl only the mixture tells how firmly it sits there.
+    exact = record.y.dtype == torch.float64 or isinstance(problem.domain, Bowl)
+    if problem.entropy and record.pieces is not None and exact:
         return record.pieces.slope
     return (problem.entropy or 1.0) * steepness(problem.domain, record.y.detach().double())
 

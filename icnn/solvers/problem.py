@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from icnn.energies.energy import EnergyAt, at
+from icnn.solvers.bowl import Bowl, apart
 from icnn.solvers.domains import Domain
 from icnn.solvers.solution import Status
 
@@ -83,7 +84,9 @@ class Problem:
                 torch.random.set_rng_state(self.noise[0])
                 for state in self.noise[1:]:
                     torch.cuda.set_rng_state(state, device)
-            return at(self.source, x)
+            f = at(self.source, x)
+        found = apart(f) if isinstance(self.domain, Bowl) else None
+        return f if found is None else found[0]
 
     def evaluate(self, y: Tensor) -> Tensor:
         """The energy, without a gradient."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from icnn.kernels.dual import END, STEP, Model, reference
+from icnn.kernels.ground import Ground
 from icnn.solvers.bundle_entropy import INEXACT, ROOM, Cuts
 from icnn.solvers.problem import RUNNING, Problem, Record
 from icnn.solvers.replay import recorded
@@ -115,7 +116,7 @@ def loop(problem: Problem, record: Record, cuts: Cuts, max_steps: int) -> None:
 def table_of(problem: Problem, record: Record, cuts: Cuts, fields: dict[str, Any]) -> Any:
     """Where a compiled step finds all that it reads and writes."""
     start = problem.start
-    low, width, group = problem.domain.ground(start)  # pyright: ignore
+    ground: Ground = problem.domain.ground(start)  # pyright: ignore
     fields = {
         **fields,
         "mode": STEP,
@@ -128,10 +129,8 @@ def table_of(problem: Problem, record: Record, cuts: Cuts, fields: dict[str, Any
         "given": record.given,
         "steps": record.steps,
         "status": record.status,
-        "low": low,
-        "width": width,
-        "rows": len(low),
-        "group": group,
+        "rows": len(ground.low),
+        **{name: part for name, part in ground._asdict().items() if part is not None},
         "learning": int(problem.gradient is not None),
         **cuts.room,
     }
