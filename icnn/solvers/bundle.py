@@ -13,6 +13,7 @@ from icnn.solvers.domains import steepness
 from icnn.solvers.problem import Problem, Record, Tangent, rows
 
 TAKEN, GREAT = 0.1, 0.5  # shares of the promised descent that move the centre, and loosen the rein
+HELD = 0.5  # a promise of less of the gap loosens it too
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class Bundle:
         y = argmin_y  max_i (c_i + G_i . y) + w B(y, v).
 
     That is a bundle entropy step with the tilt `w grad H(v)`, and the same batched dual solves it.
-    The centre moves where the energy falls by a part of what the cuts promised; `w` falls where it
-    does so well, and rises where cuts turn out far from the energy. The answer is the best point
-    seen; its bound is that of the bare cuts. For `entropy == 0`.
+    The centre moves where the energy falls by a part of what the cuts promised. `w` falls where it
+    does so well, or where steps get short, and rises where cuts turn out far from the energy. The
+    answer is the best point seen; its bound is that of the bare cuts. For `entropy == 0`.
 
     In an `icnn.Sum` with an `icnn.Quadratic` of positive weights, on a box, the quadratic takes the
     place of `w B(y, v)`, and only the rest of the energy is cut: few cuts are enough then.
@@ -79,7 +80,7 @@ class Bundle:
         for step in range(self.max_steps):
             if step:
                 tangent = problem.tangent(y)
-                center.judge(y, tangent)
+                center.judge(y, tangent, record.gap)
             record.look(y, tangent, lower, step)
             if not bool(record.active.any()):
                 return
@@ -91,7 +92,10 @@ class Bundle:
             offset = (found.lam * cuts.offsets).sum(dim=1)
             lower = torch.maximum(lower, problem.bound(slope, offset))
             y = found.y.to(problem.start.dtype)
-            center.promised = (center.level - cuts.model(found.y)).clamp(min=0)
+            # All cuts that share in it are equally high there, and the others below.
+            level = offset + (slope * found.y.flatten(start_dim=1)).sum(dim=1)
+            center.ahead = (slope + tilt) / center.weight[:, None]
+            center.promised = (center.level - level).clamp(min=0)
         record.look(y, Tangent(problem.evaluate(y), tangent.slope), lower, self.max_steps)
 
 
@@ -102,7 +106,8 @@ class Center:
         self.problem = problem
         self.y = problem.start.double()
         self.level, self.promised = tangent.value, torch.zeros_like(tangent.value)
-        self.steepness = steepness(problem.domain, self.y)
+        # The slope of `H` there. Where a step leads, it is the one that the step balances: `ahead`.
+        self.ahead = self.steepness = steepness(problem.domain, self.y)
         # Half of how far the first cut falls over the domain, for each of its ways to fall.
         slope = tangent.slope.nan_to_num().reshape(self.y.shape)
         ends = (problem.domain.minimise(s, 0.0) for s in (slope, -slope))
@@ -112,8 +117,8 @@ class Center:
         self.most = 10 * self.weight
         self.misses = torch.zeros_like(self.weight)
 
-    def judge(self, y: Tensor, tangent: Tangent) -> None:
-        """Move to `y` where that is worth it, and choose the next weight."""
+    def judge(self, y: Tensor, tangent: Tangent, gap: Tensor) -> None:
+        """Move to `y` where that is worth it, and choose the next weight; `gap` is that before."""
         y = y.double()
         fall = self.level - tangent.value
         taken = tangent.finite & (fall >= TAKEN * self.promised)
@@ -123,9 +128,10 @@ class Center:
         wrong = (fall - away > self.promised) & (self.misses > 1)
         great = fall >= GREAT * self.promised
         weight = torch.where(great, self.weight / 4, torch.where(wrong, 1.5, 1.0) * self.weight)
+        # If a step promises little of the gap, the rein keeps the bound of the bare cuts low.
+        held = self.promised < HELD * gap
+        weight = torch.where(held, torch.minimum(weight, self.weight / 2), weight)
         self.weight = torch.minimum(weight, self.most).clamp(min=1e-12)
         self.y = torch.where(rows(taken, y), y, self.y)
         self.level = torch.where(taken, tangent.value, self.level)
-        self.steepness = torch.where(
-            taken[:, None], steepness(self.problem.domain, y), self.steepness
-        )
+        self.steepness = torch.where(taken[:, None], self.ahead, self.steepness)

@@ -166,12 +166,6 @@ class Cuts:
         """`G^T lam`, in float64."""
         return (lam[:, None, :] @ self.slopes.double()).squeeze(1)
 
-    def model(self, y: Tensor) -> Tensor:
-        """The largest cut at `y`, in float64."""
-        flat = y.flatten(start_dim=1)[:, :, None]
-        cuts = self.offsets + (self.slopes.double() @ flat).squeeze(2)
-        return cuts.masked_fill(~self.alive, -torch.inf).amax(dim=1)
-
     def minimise(self, entropy: Tensor, active: Tensor, tilt: Tensor | None = None) -> Dual:
         """The minimiser of the model; shares start from those of the step before.
 

@@ -49,7 +49,7 @@ def differentiate(problem: Problem, record: Record, solve: Callable[[Problem], R
     broken = int(bad.sum())
     if broken:
         told = f"{broken} of {len(bad)} examples are not finite: they get no gradient"
-        warnings.warn(told, RuntimeWarning, stacklevel=3)
+        warnings.warn(told, RuntimeWarning, stacklevel=4)
     if broken == len(bad):  # also where there are no examples
         inputs = [*leaves(problem.energy(y), tensors(problem.x)), *leaves(here)]
         return Learned(*Severed.apply(y, level, *inputs))  # pyright: ignore
