@@ -263,6 +263,27 @@ def evaluate(slopes, k, n, lam, d, v, tilt, e, domain, s, y, w, g, t, bits):
 
 
 @jit(fastmath=SUMS)
+def recall(k, n, lam, d, v, e, bend, domain, s, y, w, g):
+    """`evaluate` where `lam` led to `v` just before: `d` is the gradient, `bend` is `e H(v)`."""
+    m, low, width, _, weight = domain
+    for j in range(n):
+        high, s[j], y[j] = low[j] + width[j], 0.0, v[j]
+        if m == 0:
+            w[j] = max((v[j] - low[j]) * (high - v[j]), 0.0) / e
+        elif m > 0:
+            w[j] = v[j] / e if width[j] > 0 else 0.0
+        else:
+            w[j] = 1 / (e * weight[j]) if low[j] < v[j] < high else 0.0
+    top, level = -np.inf, 0.0
+    for i in range(k):
+        g[i] = d[i]
+        top = max(top, d[i])
+        level += lam[i] * d[i]
+    size = 1 + abs(level) + abs(bend)
+    return level - bend, (top - level) / size, size
+
+
+@jit(fastmath=SUMS)
 def gram(slopes, n, first, free, count, w, domain, a, hessian):
     """`A J A^T` with the rows `G_i - G_first`: differences before products."""
     m = domain[0]
@@ -408,9 +429,10 @@ def quadratic_step(hessian, gradient, shares, count, step, work):
 
 
 @jit(fastmath=PLAIN)
-def climb(slopes, k, n, d, v, tilt, e, domain, tol, most, here, there, work):
+def climb(slopes, k, n, d, v, tilt, e, domain, tol, most, last, here, there, work):
     """At most so many Newton steps from `here[0]`, until the duality gap is below `tol`.
 
+    If `here[0]` led to `v` just before, `last` is `e H(v)`, else it is no number.
     `here` and `there` hold a `lam`, `s`, `y`, `J` and gradient each. Gives `D`, `e H(y)`, and
     whether there is more to gain.
     """
@@ -423,9 +445,29 @@ def climb(slopes, k, n, d, v, tilt, e, domain, tol, most, here, there, work):
     gain = along = room = 0.0
     top, count, steps, halvings = np.int64(0), 0, 0, 0
     while True:
-        new, new_gap, new_size, new_bend = evaluate(
-            slopes, k, n, next_lam, d, v, tilt, e, domain, next_s, next_y, next_w, next_g, t, bits
-        )
+        if steps == 0 and last == last:
+            new, new_gap, new_size = recall(
+                k, n, next_lam, d, v, e, last, domain, next_s, next_y, next_w, next_g
+            )
+            new_bend = last
+        else:
+            new, new_gap, new_size, new_bend = evaluate(
+                slopes,
+                k,
+                n,
+                next_lam,
+                d,
+                v,
+                tilt,
+                e,
+                domain,
+                next_s,
+                next_y,
+                next_w,
+                next_g,
+                t,
+                bits,
+            )
         rises = new >= value + 1e-4 * gain - 4 * EPS * size
         if steps == 0 or (rises and (not settled or new_gap < gap / 2)):
             lam, s, y, w, g, next_lam, next_s, next_y, next_w, next_g = (

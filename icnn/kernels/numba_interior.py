@@ -232,13 +232,14 @@ def level_out(domain, n, y):
 
 
 @jit(fastmath=PLAIN)
-def maximise(slopes, k, n, d, v, tilt, e, domain, tol, here, there, other, work):
+def maximise(slopes, k, n, d, v, tilt, e, domain, tol, last, here, there, other, work):
     """Maximise `D` from `here[0]`: at once, and where that is not enough from the inside."""
     best, best_bend, tried = -np.inf, 0.0, False
     while True:
         value, bend, late = climb(
-            slopes, k, n, d, v, tilt, e, domain, tol, LAST if tried else FIRST, here, there, work
-        )
+            slopes, k, n, d, v, tilt, e, domain, tol, LAST if tried else FIRST,
+            np.nan if tried else last, here, there, work,
+        )  # fmt: skip
         # The bounds of a bowl have no barrier.
         if tried or not late or domain[0] < 0:
             break

@@ -232,7 +232,8 @@ def work(table, part, dtype):
                 found, bent = maximise(
                     slopes[b], k, n, d, v, tilts[b] if t[TILTED] else none,
                     entropy[b] if mode == DUAL else e,
-                    own, fine, here, there, other, scratch,
+                    own, fine, bend[b] if mode == STEP and 0 < step < slots else np.nan,
+                    here, there, other, scratch,
                 )  # fmt: skip
                 for i in range(k):
                     lam[b, i] = here[0][i]

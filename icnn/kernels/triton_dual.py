@@ -47,8 +47,8 @@ def processors(device: torch.device) -> int:
 
 
 def sizes(ground: Ground, count: int) -> tuple[int, int]:
-    """Powers of two that hold the cuts and a simplex, 0 for a box."""
-    whole = triton.next_power_of_2(ground.group) if ground.group else 0
+    """Powers of two that hold the cuts and a simplex; 0 for a box, -1 for a bowl."""
+    whole = triton.next_power_of_2(ground.group) if ground.group > 0 else ground.group
     return max(16, triton.next_power_of_2(count)), whole
 
 
@@ -56,6 +56,13 @@ def fits(ground: Ground, count: int) -> bool:
     """Whether the kernel can: else it is for `icnn.kernels.dual.reference`."""
     rows, whole = sizes(ground, count)
     return rows <= MOST_CUTS and rows * whole <= MOST_TILE
+
+
+def sides(ground: Ground) -> tuple[Tensor, Tensor]:
+    """Lower bounds and widths; those of a bowl are followed by its bottom and its weights."""
+    if ground.bottom is None or ground.weight is None:
+        return ground.low, ground.width
+    return torch.cat([ground.low, ground.bottom], 1), torch.cat([ground.width, ground.weight], 1)
 
 
 def split(rows: int, n: int, whole: int, crowded: bool) -> tuple[int, int]:
@@ -122,14 +129,16 @@ def launch(
     ):
         raise ValueError("the kernel takes contiguous tensors")
     rows, whole = sizes(ground, count)
-    padded = n // ground.group * whole if ground.group else n
+    padded = n // ground.group * whole if ground.group > 0 else n
     crowded = (batch if going is None else going) > 2 * processors(slopes.device)
     scratch = torch.empty(batch, rows + 4, rows, dtype=torch.float64, device=slopes.device)
-    for inside in (False, True)[:count]:
+    low, width = sides(ground)
+    # The bounds of a bowl have no barrier: there is no way from the inside.
+    for inside in (False, True)[: 1 if whole < 0 else count]:
         warps, tile = shape or split(rows, padded, whole, crowded and not inside)
         submit(
             maximise, batch, (count, cap),
-            (*parts, ground.low, ground.width, scratch, n if len(ground.low) > 1 else 0, n,
+            (*parts, low, width, scratch, low.shape[1] if len(low) > 1 else 0, n,
              max(ground.group, 1), rows, tile, whole, tilt is not None, inside),
             num_warps=warps, num_stages=1,
         )  # fmt: skip
@@ -147,7 +156,7 @@ def place(start, n, size, TILE: tl.constexpr, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def minimum(s, lows, widths, j, used, e, TILE: tl.constexpr, WHOLE: tl.constexpr):
+def minimum(s, lows, widths, j, used, e, n, TILE: tl.constexpr, WHOLE: tl.constexpr):
     """The minimiser of `s . y - e H(y)`, the terms of `e H(y)`, and the diagonal of `J`."""
     low, width = tl.load(lows + j, used, 0.0), tl.load(widths + j, used, 0.0)
     if WHOLE == 0:
@@ -163,6 +172,12 @@ def minimum(s, lows, widths, j, used, e, TILE: tl.constexpr, WHOLE: tl.constexpr
         # log(1 + ex) to its last digit where ex is small: w is rounded.
         bend = tl.where(width > 0, e * (far * v + tl.log(w) + (ex - (w - 1)) * u), 0.0)
         weight = width * width * v * u * (1 / e)
+    elif WHOLE < 0:
+        bottom, rate = tl.load(lows + n + j, used, 0.0), e * tl.load(widths + n + j, used, 1.0)
+        free = bottom - s * (1 / rate)
+        y = tl.minimum(tl.maximum(free, low), low + width)
+        bend = -0.5 * rate * (y - bottom) * (y - bottom)
+        weight = tl.where((free > low) & (free < low + width), 1 / rate, 0.0)
     else:
         # y = mass softmax(-s / e) in each simplex.
         GROUPS: tl.constexpr = TILE // WHOLE
@@ -219,11 +234,11 @@ def evaluate(
     product, absolute = tl.zeros((TILE,), tl.float64), tl.zeros((TILE,), tl.float64)
     bends, shift = tl.zeros((TILE,), tl.float64), tl.zeros((ROWS,), tl.float64)
     hessian, inner = tl.zeros((ROWS, ROWS), tl.float64), tl.zeros((ROWS,), tl.float64)
-    end = n if WHOLE == 0 else n // size * WHOLE
+    end = n // size * WHOLE if WHOLE > 0 else n
     for start in range(0, end, TILE):
         j, used = place(start, n, size, TILE, WHOLE)
         apart, s = mixture(slopes, tilt, mix, top, i, j, there, used, n, TILTED)
-        y, bend, weight = minimum(s, low, width, j, used, e, TILE, WHOLE)
+        y, bend, weight = minimum(s, low, width, j, used, e, n, TILE, WHOLE)
         v = tl.load(near + j, used, 0.0).to(tl.float64)
         flat = tl.where(used, y - v, 0.0)
         product += s * flat
@@ -335,7 +350,7 @@ def maximise(
     alive = there & (c > ABSENT)
 
     # All cuts from the last point, the highest of them there at zero.
-    end = n if WHOLE == 0 else n // size * WHOLE
+    end = n // size * WHOLE if WHOLE > 0 else n
     heights = tl.zeros((ROWS, TILE), tl.float64)
     for start in range(0, end, TILE):
         j, used = place(start, n, size, TILE, WHOLE)
@@ -360,7 +375,7 @@ def maximise(
     reach, soft, kept_gap = e * 0, e + 0.0, e * 0 + float("inf")
     inside, last, total = False, False, tl.sum(alive.to(tl.float64))
     aims = late + i
-    left, tries = tl.where(INSIDE, SECOND, FIRST), 0
+    left, tries = 0 + (LAST if WHOLE < 0 else (SECOND if INSIDE else FIRST)), 0
     going, stored = True, False
     while going:
         top = tl.minimum(tl.argmax(trial, axis=0), count - 1)  # shares may be no numbers
@@ -466,5 +481,5 @@ def maximise(
         for start in range(0, end, TILE):
             j, used = place(start, n, size, TILE, WHOLE)
             _, s = mixture(slopes, tilt, best_lam, top, i, j, there, used, n, TILTED)
-            y, _, _ = minimum(s, low, width, j, used, e, TILE, WHOLE)
+            y, _, _ = minimum(s, low, width, j, used, e, n, TILE, WHOLE)
             tl.store(ys + j, y.to(ys.dtype.element_ty), used)

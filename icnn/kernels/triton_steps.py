@@ -35,9 +35,13 @@ NAMES = (
 
 
 @triton.jit
-def entropy_of(y, low, width, BOX: tl.constexpr):
-    """The terms of `H(y)`; a coordinate that is given has none."""
-    if BOX:
+def entropy_of(y, lows, widths, j, used, n, KIND: tl.constexpr):
+    """The terms of `H(y)`; a coordinate that is given has none, but in a bowl."""
+    low, width = tl.load(lows + j, used, 0.0), tl.load(widths + j, used, 0.0)
+    if KIND < 0:
+        away = y - tl.load(lows + n + j, used, 0.0)
+        terms = 0.5 * tl.load(widths + n + j, used, 0.0) * away * away
+    elif KIND == 0:
         u = (y - low) / tl.where(width > 0, width, 1.0)
         u = tl.minimum(tl.maximum(u, 0.0), 1.0)
         v = tl.maximum(1 - u, TINY)
@@ -46,7 +50,7 @@ def entropy_of(y, low, width, BOX: tl.constexpr):
     else:
         u = tl.maximum(y, TINY)
         terms = u * tl.log(u)
-    return tl.where(width > 0, -terms, 0.0)
+    return tl.where(used & ((width > 0) | (KIND < 0)), -terms, 0.0)
 
 
 @triton.jit(do_not_specialize=["step", "count", "slots", "gaps"])
@@ -55,7 +59,7 @@ def note(
     numbers, slopes, offsets, lams, idles, points, ys, energies, gradients, answers,
     values, lowers, bounds, bests, roundings, givens, taken, statuses, lows, widths,
     founds, nears, actives, fines, left, n, row,
-    ROWS: tl.constexpr, TILE: tl.constexpr, BOX: tl.constexpr, LEARNING: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, KIND: tl.constexpr, LEARNING: tl.constexpr,
     LAST: tl.constexpr,
 ):  # fmt: skip
     """`Record.look` and `Cuts.add` for one example. While it runs, `answer` is the best so far."""
@@ -86,9 +90,7 @@ def note(
         sizes += tl.abs(g * y)
         bad += tl.where(tl.abs(g) < float("inf"), 0, 1)
         moved += tl.where(own == tl.load(nears + j, used, 0.0), 0, 1)
-        low = tl.load(lows + b * row + j, used, 0.0)
-        width = tl.load(widths + b * row + j, used, 0.0)
-        bends += entropy_of(y, low, width, BOX)
+        bends += entropy_of(y, lows + b * row, widths + b * row, j, used, n, KIND)
     product, size, bend = tl.sum(products), tl.sum(sizes), e * tl.sum(bends)
     finite = (tl.sum(bad) == 0) & (tl.abs(energy) < float("inf"))
     # A point that should be new and is not has the same tangent: no more is to be learned, unless
@@ -178,15 +180,17 @@ class Table:
     def __init__(self, slopes: Tensor, **fields: Any):
         self.fields: dict[str, Any] = {}
         value, numbers = fields["value"], fields["numbers"]
+        ground = Ground(*(fields.pop(name, None) for name in Ground._fields))
+        low, width = triton_dual.sides(ground)
         own = {
             "found": torch.full_like(value, -torch.inf),
             "near": torch.empty_like(fields["y"]),
             "active": torch.ones_like(value, dtype=torch.bool),
             "fine": torch.empty_like(value),
             "entropy": numbers[:1].expand(len(value)).contiguous(),
-            "ground": Ground(fields["low"], fields["width"], int(fields["group"])),
+            "ground": Ground(low, width, ground.group),
         }
-        self.set(slopes=slopes, **own, **fields)
+        self.set(slopes=slopes, low=low, width=width, **own, **fields)
 
     def set(self, **fields: Any) -> None:
         """Point to other tensors."""
@@ -196,11 +200,12 @@ class Table:
         """A step; where a dual is too large for a kernel, an error after the rest of it."""
         f = self.fields
         (batch, slots), n, last = f["lam"].shape, f["y"].shape[1], f["mode"] == END
+        kind = min(f["ground"].group, 1)  # one version for simplices of all sizes
         tile = min(WIDEST, triton.next_power_of_2(max(n, 32)))
         submit(
             note, batch, (f["step"], f["count"], slots, f["gaps"]),
-            (*(f[name] for name in NAMES), n, n if f["rows"] > 1 else 0,
-             triton.next_power_of_2(slots), tile, not f["group"], bool(f["learning"]), last),
+            (*(f[name] for name in NAMES), n, f["low"].shape[1] if f["rows"] > 1 else 0,
+             triton.next_power_of_2(slots), tile, kind, bool(f["learning"]), last),
             num_warps=max(1, tile // 256),
         )  # fmt: skip
         if not last:

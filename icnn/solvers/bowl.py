@@ -29,7 +29,6 @@ class Bowl:
     box: Box
     bottom: Tensor
     weight: Tensor
-    kernels = ("numba",)
 
     def center(self, like: Tensor) -> Tensor:
         return self.box.project((torch.zeros_like(like) + self.bottom).to(like.dtype))
