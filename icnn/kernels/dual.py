@@ -35,6 +35,7 @@ FALL, MOST = 4.0, 20  # of the entropy, from stage to stage; and stages at most
 HALVINGS = 20  # of a step (to a quarter each) until D rises
 RIDGE = 1e-12  # beside a diagonal of ones, for cuts that depend on each other
 ROUNDS = 8  # of finding out which cuts a step drops
+MOST_CUTS = 128  # of an example on a GPU, where a program keeps a matrix of that size in registers
 BELOW = -1e300  # the offset of a cut that is not there: below all others
 DUAL, STEP, END = 0, 1, 2  # what compiled steps are asked for: the dual alone, all, the last look
 

@@ -59,8 +59,9 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
     Where slopes are large beside the entropy, `D` is almost a polyhedron, and `y(lam)` jumps from
     bound to bound. Here `y` is a variable of its own, and so are the slacks of the cuts:
 
-        s + slope of -e H(y) = 0,    slack = z - c - G y,    lam * slack = mu -> 0.
+        s + slope of -e H(y) = 0,    slack = z - c - G y,    lam * slack = mu -> 0,
 
+    with an entropy that comes down to `e` together with `mu`.
     From `here[0]`, where the result goes too.
     """
     m, low, width = domain[:3]
@@ -91,8 +92,11 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
     for i in range(k):
         wide = max(wide, z - heights[i])
     z += 0.1 * wide + 1e-3 * (1 + abs(z))
+    mu = 0.0
     for i in range(k):
         slack[i] = z - heights[i]
+        mu += lam[i] * slack[i] / k
+    soft = max(e, mu)
     for _ in range(INTERIOR):
         _, gap, _, _ = evaluate(slopes, k, n, lam, d, v, tilt, e, domain, s, move, w, g, t, bits)
         if gap < best:
@@ -103,11 +107,12 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
         # r = s + slope of -e H, and J, at y.
         for j in range(n):
             if m:
-                w[j] = y[j] / e if width[j] > 0 else 0.0
-                move[j] = s[j] + e * math.log(y[j]) if width[j] > 0 else 0.0
+                w[j] = y[j] / soft if width[j] > 0 else 0.0
+                move[j] = s[j] + soft * math.log(y[j]) if width[j] > 0 else 0.0
             else:
-                w[j] = y[j] * down[j] / e if width[j] > 0 else 0.0
-                move[j] = s[j] + e / width[j] * math.log(y[j] / down[j]) if width[j] > 0 else 0.0
+                w[j] = y[j] * down[j] / soft if width[j] > 0 else 0.0
+                way = soft / width[j] * math.log(y[j] / down[j]) if width[j] > 0 else 0.0
+                move[j] = s[j] + way if width[j] > 0 else 0.0
         bend_by(w, domain, n, move, jr)
         gram(slopes, n, np.int64(0), free, k, w, domain, a, matrix)
         inner(slopes, 0, k, n, jr, heights)  # A J r
@@ -117,10 +122,8 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
             else:
                 t[j] = (low[j] + y[j] if y[j] < down[j] else low[j] + width[j] - down[j]) - v[j]
         inner(slopes, 0, k, n, t, turn)
-        mu = 0.0
         for i in range(k):
             turn[i] = z - d[i] - turn[i] - slack[i]  # what the slack is off by
-            mu += lam[i] * slack[i] / k
             matrix[i, i] += slack[i] / lam[i] + 1e-14 * (1 + matrix[i, i])
         for p in range(k):
             for q in range(p + 1):
@@ -180,8 +183,12 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
             lam[i] += reach * first_lam[i]
             slack[i] += reach * first_slack[i]
             mass += lam[i]
+        mu = 0.0
         for i in range(k):
             lam[i] /= mass
+            mu += lam[i] * slack[i] / k
+        # Newton's steps do not see in time how steep a small entropy gets near a bound.
+        soft = max(e, mu, soft * (1 - 0.7 * reach))
         z += reach * rise
         # Each coordinate as far as it may go: one on its way to a bound holds back no other.
         for j in range(n):

@@ -21,12 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from icnn.kernels.dual import TOL
+from icnn.kernels.dual import MOST_CUTS, TOL
 from icnn.kernels.ground import Ground
 from icnn.kernels.triton_interior import TINY, eliminate, interior_step, own_point
 from icnn.kernels.triton_launch import submit
 
-MOST_CUTS = 128  # a program keeps a matrix of that size in registers
 MOST_TILE = 8192  # numbers of a tile of cuts: whole simplices must fit into one
 
 EPS = tl.constexpr(2.220446049250313e-16)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from icnn.checks import check_choice, check_count, check_number
 from icnn.kernels.choice import KERNELS, chosen
-from icnn.kernels.dual import Dual, Model, solve
+from icnn.kernels.dual import MOST_CUTS, Dual, Model, solve
 from icnn.solvers.problem import Pieces, Problem, Record, Tangent, rows
 
 ROOM = 32  # cuts that there is room for at first
@@ -82,8 +82,8 @@ class BundleEntropy:
 class Cuts:
     """The cuts of a batch, in slots. When all slots are taken, a cut that no longer counts goes.
 
-    No more than n + 1 cuts can count at once, but for cuts that depend on each other. Slopes are
-    kept in the precision that they come in: a cut is as large as `y`.
+    No more than n + 1 cuts can count at once, but for cuts that depend on each other, and few of
+    them do. Slopes are kept in the precision that they come in: a cut is as large as `y`.
     """
 
     def __init__(self, problem: Problem, max_steps: int, kernel: str = "auto"):
@@ -91,6 +91,8 @@ class Cuts:
         start = problem.start
         batch, n = start.shape[0], math.prod(start.shape[1:])
         self.most = min(max_steps, n + 20)
+        if chosen(kernel, problem.domain, start) == "triton":
+            self.most = min(self.most, MOST_CUTS)
         self.near = start.flatten(start_dim=1)
         room = min(self.most, ROOM)
 
