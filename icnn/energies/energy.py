@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from icnn.checks import check_batch
-from icnn.energies.passes import Apply, Conv, Dense, Geometry, Layer, cast, gated, resample
+from icnn.energies.passes import Apply, Conv, Dense, Geometry, Layer, cast, flat, gated, resample
 
 __all__ = [
     "Apply",
@@ -109,6 +109,13 @@ class Energy(nn.Module):
         return self.at(x)(y)
 
 
+def spread(slope: Tensor, like: Tensor) -> Tensor:
+    """A slope for all examples or for each, `(1 or B, n)`, in the shape of a batch of points."""
+    if slope.shape == like.shape:
+        return slope
+    return slope.expand(like.shape[0], -1).reshape(like.shape)
+
+
 class LayeredEnergy(Energy):
     """An energy whose y-path is a stack of `Layer`s; a subclass says which, at each `x`."""
 
@@ -158,10 +165,10 @@ class LayeredAt:
 
     def total(self, z: Tensor, y: Tensor) -> Tensor:
         """The last unit."""
-        value = (y.flatten(start_dim=1) * self.slope_y).sum(dim=1) + self.bias
+        value = (flat(y) * self.slope_y).sum(dim=1) + self.bias
         if self.slope_z is None:
             return value
-        return (z.flatten(start_dim=1) * self.slope_z).sum(dim=1) + value
+        return (flat(z) * self.slope_z).sum(dim=1) + value
 
     @property
     def value_and_gradient(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
@@ -183,12 +190,12 @@ class LayeredAt:
             z, back = layer.there(z, y)
             ways.append(back)
         # f = slope_z . z + slope_y . y + bias
-        gradient = self.slope_y.expand(y.shape[0], -1).reshape(y.shape)
-        gradient = gradient.clone(memory_format=torch.contiguous_format)
-        slope = None if self.slope_z is None else self.slope_z.expand(y.shape[0], -1)
-        slope = None if slope is None else slope.reshape(z.shape)
+        gradient = spread(self.slope_y, y).clone(memory_format=torch.contiguous_format)
+        slope = None if self.slope_z is None else spread(self.slope_z, z)
         value = self.total(z, y)
-        for back in reversed(ways):
+        del z  # as what a way back has used: it goes with the way
+        while ways:
+            back = ways.pop()
             slope = None if slope is None else back(slope, gradient)
         # What is below the first layer is y.
         return value, gradient if slope is None else gradient.add_(slope)

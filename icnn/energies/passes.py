@@ -5,8 +5,8 @@ units, and a function that takes a slope in them back to the layer below and to 
 kept but what the way back needs, nothing is copied that may be overwritten.
 """
 
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Hashable
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -28,6 +28,9 @@ LANES = 16
 FEW = 8
 """Input maps below which a convolution on the CPU goes back by patches: measured to be seven times
 as fast as PyTorch's own way for one map, and slower for 32; 8 is a guess in between."""
+
+PATCHES = 2**16
+"""Numbers in the patches of a convolution that are there at a time: a cache holds them."""
 
 L = TypeVar("L", bound="Layer")
 
@@ -66,27 +69,30 @@ class Dense(NamedTuple):
     gate_z: Tensor | None = None  # (B, m), non-negative
 
     def __call__(self, z: Tensor | None, y: Tensor) -> Tensor:
-        total = torch.addmm(self.bias, gated(y.flatten(start_dim=1), self.gate_y), self.wy.t())
+        total = torch.addmm(self.bias, gated(flat(y), self.gate_y), self.wy.t())
         if self.wz is not None:
-            z = gated((y if z is None else z).flatten(start_dim=1), self.gate_z)
+            z = gated(flat(y if z is None else z), self.gate_z)
             total = torch.addmm(total, z, self.wz.t())
         return self.activation(total)
 
     def there(self, z: Tensor, y: Tensor) -> tuple[Tensor, Back]:
         """The units, and the way back: without a graph."""
-        total = torch.addmm(self.bias, gated(y.flatten(start_dim=1), self.gate_y), self.wy.t())
+        total = torch.addmm(self.bias, gated(flat(y), self.gate_y), self.wy.t())
         if self.wz is not None:
-            total.addmm_(gated(z.flatten(start_dim=1), self.gate_z), self.wz.t())
+            total.addmm_(gated(flat(z), self.gate_z), self.wz.t())
         units, pull = activated(self.activation, total, fresh=True)
 
         def back(slope: Tensor, gradient: Tensor) -> Tensor | None:
             # s = slope . activation'
-            s, flat = pull(slope), gradient.flatten(start_dim=1)
+            s, sum_ = pull(slope), flat(gradient)
             # dy += (s Wy) . gate_y
             part = times(s, self.wy)
-            flat.add_(part) if self.gate_y is None else flat.addcmul_(part, self.gate_y)
+            sum_.add_(part) if self.gate_y is None else sum_.addcmul_(part, self.gate_y)
             # dz = (s Wz) . gate_z
-            return None if self.wz is None else gated_(s @ self.wz, self.gate_z).view(z.shape)
+            if self.wz is None:
+                return None
+            below = gated_(s @ self.wz, self.gate_z)
+            return below if z.ndim == 2 else below.view(z.shape)
 
         return units, back
 
@@ -205,6 +211,11 @@ def cast(layer: L, dtype: torch.dtype) -> L:
     return layer._replace(**tensors)
 
 
+def flat(values: Tensor) -> Tensor:
+    """`(B, ...) -> (B, n)`; not even a view where it is that already, which small networks feel."""
+    return values if values.ndim == 2 else values.flatten(start_dim=1)
+
+
 def gated(value: Tensor, gate: Tensor | None) -> Tensor:
     """`value * gate`, where no gate is a gate of ones."""
     return value if gate is None else value * gate
@@ -259,13 +270,21 @@ def activated(
     A `fresh` input, that nobody else looks at, may be overwritten.
     """
     own = function.function if isinstance(function, Activation) else function
-    numbers = own.keywords if isinstance(own, partial) and not own.args else {}
-    plain = own.func if isinstance(own, partial) and numbers else own
-    found = [k.pull for k in KNOWN if plain is k.function and tuple(numbers) == k.numbers]
-    if not found:
+    found = known(own) if isinstance(own, Hashable) else None
+    if found is None:
         return by_autograd(function, z)
-    (pull,), a = found, z.relu_() if fresh and plain is F.relu else own(z)
-    return a, lambda slope: pull(slope, z, a, *numbers.values())
+    pull, numbers = found
+    a = z.relu_() if fresh and own is F.relu else own(z)
+    return a, lambda slope: pull(slope, z, a, *numbers)
+
+
+@lru_cache
+def known(function: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], list[Any]] | None:
+    """The way back through a function, and the numbers that it takes."""
+    numbers = function.keywords if isinstance(function, partial) and not function.args else {}
+    plain = function.func if isinstance(function, partial) and numbers else function
+    ways = [k.pull for k in KNOWN if plain is k.function and tuple(numbers) == k.numbers]
+    return (ways[0], list(numbers.values())) if ways else None
 
 
 def by_autograd(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
@@ -287,9 +306,13 @@ def unconvolved(maps: Tensor, weight: Tensor, size: tuple[int, int], geometry: G
     stride, padding, dilation = geometry
     batch, few = maps.shape[0], weight.shape[1]
     if few < FEW and maps.is_cpu:
-        # Patch by patch, added up where they overlap.
-        patches = torch.bmm(weight.flatten(1).t().expand(batch, -1, -1), maps.flatten(2))
-        return F.fold(patches, size, weight.shape[2:], dilation, padding, stride)
+        # Patch by patch, added up where they overlap; some examples at a time, as patches are many.
+        matrix, before = weight.flatten(1).t(), maps.new_empty(batch, few, *size)
+        some = max(1, PATCHES // (len(matrix) * maps[0, 0].numel()))
+        for part, into in zip(maps.split(some), before.split(some), strict=True):
+            patches = torch.bmm(matrix.expand(len(part), -1, -1), part.flatten(2))
+            into.copy_(F.fold(patches, size, weight.shape[2:], dilation, padding, stride))
+        return before
     before = maps.new_empty(1).expand(batch, few, *size)  # nothing but its shape is read
     mask, none = (True, False, False), (0, 0)
     return aten.convolution_backward(
