@@ -142,14 +142,51 @@ def test_weights_of_zero_are_cut_as_the_rest(weight: Any):
     assert bool(found.converged.all())
 
 
-def test_a_broken_example_breaks_no_other():
-    case = Case()
-    x = case.x.clone()
+@pytest.mark.parametrize("told", [True, False])
+def test_a_broken_example_breaks_no_other(told: bool):
+    case, others = Case(), [0, 2, 3, 4]
+    net = nn.Linear(N, N).double()
+
+    def planes(x: Tensor, y: Tensor) -> Tensor:
+        return case.planes(x, y) + (0 * x.sum(dim=1) if told else 0)
+
+    energy = icnn.Sum(planes, icnn.Quadratic(net, case.weight))
+    x, options = case.x.clone(), {"solver": icnn.Bundle(tol=1e-4), **BARE}
+    whole = icnn.argmin(energy, x, case.box, **options)
     x[1] = torch.nan
-    solver = icnn.Bundle(tol=1e-4)
-    found = icnn.argmin(case.energy, x, case.box, solver=solver, **BARE)
+    with pytest.warns(RuntimeWarning, match="1 of 5 examples are not finite"):
+        found = icnn.argmin(energy, x, case.box, **options)
     assert found.status[1] == Status.NONFINITE
-    assert bool(found.converged[[0, 2, 3, 4]].all())
+    assert bool(found.converged[others].all())
+    if told:
+        assert bool((found.y == whole.y)[others].all())
+    found.y.sum().backward()
+    for parameter in net.parameters():
+        assert parameter.grad is not None
+        assert bool(parameter.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("weight", [1e-2, 1e-4, 1e-6])
+def test_weak_quadratics(weight: float):
+    torch.manual_seed(0)
+    net, x = icnn.PICNN(5, 30, (30, 30)).double(), torch.randn(8, 5).double()
+    with torch.no_grad():
+        for name, weight_ in net.named_parameters():
+            if ".wy." in name and not name.startswith("layers.2."):
+                weight_.mul_(4)
+    energy = icnn.Sum(net, icnn.Quadratic(nn.Linear(5, 30).double(), weight))
+    found = icnn.argmin(energy, x, icnn.Box(-1, 1), solver=icnn.Bundle(), **BARE)
+    assert bool(found.converged.all())
+
+
+def test_points_that_are_images():
+    torch.manual_seed(0)
+    energy = icnn.ConvPICNN((1, 6, 6), (1, 6, 6), ((4, 3, 1),)).double()
+    x, rows = torch.rand(3, 1, 6, 6).double(), torch.linspace(0.5, 2, 6).double()
+    both = icnn.Sum(energy, icnn.Quadratic(nn.Identity(), rows[:, None]))
+    found = icnn.argmin(both, x, icnn.Box(), solver=icnn.Bundle(), **BARE)
+    assert bool(found.converged.all())
+    torch.testing.assert_close(found.value, both(x, found.y))
 
 
 def test_a_network_and_a_quadratic_start_at_its_bottom():

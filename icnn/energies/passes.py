@@ -308,7 +308,7 @@ def unconvolved(maps: Tensor, weight: Tensor, size: tuple[int, int], geometry: G
     if few < FEW and maps.is_cpu:
         # Patch by patch, added up where they overlap; some examples at a time, as patches are many.
         matrix, before = weight.flatten(1).t(), maps.new_empty(batch, few, *size)
-        some = max(1, PATCHES // (len(matrix) * maps[0, 0].numel()))
+        some = max(1, PATCHES // (len(matrix) * maps.shape[2:].numel()))
         for part, into in zip(maps.split(some), before.split(some), strict=True):
             patches = torch.bmm(matrix.expand(len(part), -1, -1), part.flatten(2))
             into.copy_(F.fold(patches, size, weight.shape[2:], dilation, padding, stride))

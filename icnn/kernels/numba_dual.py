@@ -264,7 +264,10 @@ def evaluate(slopes, k, n, lam, d, v, tilt, e, domain, s, y, w, g, t, bits):
 
 @jit(fastmath=SUMS)
 def recall(k, n, lam, d, v, e, bend, domain, s, y, w, g):
-    """`evaluate` where `lam` led to `v` just before: `d` is the gradient, `bend` is `e H(v)`."""
+    """`evaluate` where `lam` led to `v` just before: `d` is the gradient, `bend` is `e H(v)`.
+
+    As `v` may be rounded, the value could be above `D` by as much: it is taken a little lower.
+    """
     m, low, width, _, weight = domain
     for j in range(n):
         high, s[j], y[j] = low[j] + width[j], 0.0, v[j]
@@ -280,7 +283,7 @@ def recall(k, n, lam, d, v, e, bend, domain, s, y, w, g):
         top = max(top, d[i])
         level += lam[i] * d[i]
     size = 1 + abs(level) + abs(bend)
-    return level - bend, (top - level) / size, size
+    return level - bend - 16 * EPS * size, (top - level) / size, size
 
 
 @jit(fastmath=SUMS)

@@ -29,7 +29,7 @@ def bend_by(w, domain, n, v, out):
     m = domain[0]
     for j in range(n):
         out[j] = w[j] * v[j]
-    if m:
+    if m > 0:
         for begin in range(0, n, m):
             mass = total = 0.0
             for j in range(begin, begin + m):
@@ -64,7 +64,7 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
     with an entropy that comes down to `e` together with `mu`.
     From `here[0]`, where the result goes too.
     """
-    m, low, width = domain[:3]
+    m, low, width, bottom, weight = domain
     t, bits, a, matrix, factor, vectors, free, down = work
     lam, s, _, w, g = here
     _, jr, y, move, _ = there
@@ -78,12 +78,12 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
         free[i] = i
     evaluate(slopes, k, n, lam, d, v, tilt, e, domain, s, y, w, g, t, bits)
     centre_of(domain, n, y)
-    best, kept = np.inf, np.empty(k)
+    best, kept = np.inf, lam[:k].copy()
     for j in range(n):
         t[j] = y[j] - v[j]
         # From here on `y` is the distance to the lower bound, and `down` that to the upper.
         down[j] = low[j] + width[j] - y[j]
-        y[j] = y[j] if m else y[j] - low[j]
+        y[j] = y[j] if m > 0 else y[j] - low[j]
     inner(slopes, 0, k, n, t, heights)
     z = wide = -np.inf
     for i in range(k):
@@ -96,7 +96,9 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
     for i in range(k):
         slack[i] = z - heights[i]
         mu += lam[i] * slack[i] / k
-    soft = max(e, mu)
+    # The quadratic of a bowl is no barrier: there it comes down to nothing.
+    least = 0.0 if m < 0 else e
+    soft = max(least, mu)
     for _ in range(INTERIOR):
         _, gap, _, _ = evaluate(slopes, k, n, lam, d, v, tilt, e, domain, s, move, w, g, t, bits)
         if gap < best:
@@ -106,18 +108,22 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
             break
         # r = s + slope of -e H, and J, at y.
         for j in range(n):
-            if m:
+            if m > 0:
                 w[j] = y[j] / soft if width[j] > 0 else 0.0
                 move[j] = s[j] + soft * math.log(y[j]) if width[j] > 0 else 0.0
             else:
                 w[j] = y[j] * down[j] / soft if width[j] > 0 else 0.0
                 way = soft / width[j] * math.log(y[j] / down[j]) if width[j] > 0 else 0.0
                 move[j] = s[j] + way if width[j] > 0 else 0.0
+                if m < 0 and width[j] > 0:
+                    bend = e * weight[j]
+                    w[j] /= 1 + w[j] * bend
+                    move[j] += bend * (low[j] + y[j] - bottom[j])
         bend_by(w, domain, n, move, jr)
         gram(slopes, n, np.int64(0), free, k, w, domain, a, matrix)
         inner(slopes, 0, k, n, jr, heights)  # A J r
         for j in range(n):
-            if m or width[j] == 0:
+            if m > 0 or width[j] == 0:
                 t[j] = (y[j] if width[j] > 0 else low[j]) - v[j]
             else:
                 t[j] = (low[j] + y[j] if y[j] < down[j] else low[j] + width[j] - down[j]) - v[j]
@@ -188,19 +194,19 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
             lam[i] /= mass
             mu += lam[i] * slack[i] / k
         # Newton's steps do not see in time how steep a small entropy gets near a bound.
-        soft = max(e, mu, soft * (1 - 0.7 * reach))
+        soft = max(least, mu, soft * (1 - 0.7 * reach))
         z += reach * rise
         # Each coordinate as far as it may go: one on its way to a bound holds back no other.
         for j in range(n):
             if width[j] > 0:
                 up = max(y[j] - reach * move[j], 0.1 * y[j])
-                if m:
+                if m > 0:
                     y[j] = max(up, 1e-20)
                 else:
                     rest = max(down[j] + reach * move[j], 0.1 * down[j])
                     y[j] = max(up if up < rest else width[j] - rest, 1e-20 * width[j])
                     down[j] = max(width[j] - up if up < rest else rest, 1e-20 * width[j])
-        if m:
+        if m > 0:
             level_out(domain, n, y)
     # Shares that are only on their way to zero.
     total = 0.0
@@ -217,8 +223,8 @@ def centre_of(domain, n, y):
     m, low, width = domain[:3]
     for j in range(n):
         if width[j] > 0:
-            y[j] = 0.5 * y[j] + 0.5 * (1.0 / m if m else low[j] + width[j] / 2)
-    if m:
+            y[j] = 0.5 * y[j] + 0.5 * (1.0 / m if m > 0 else low[j] + width[j] / 2)
+    if m > 0:
         level_out(domain, n, y)
 
 
@@ -247,8 +253,7 @@ def maximise(slopes, k, n, d, v, tilt, e, domain, tol, last, here, there, other,
             slopes, k, n, d, v, tilt, e, domain, tol, LAST if tried else FIRST,
             np.nan if tried else last, here, there, work,
         )  # fmt: skip
-        # The bounds of a bowl have no barrier.
-        if tried or not late or domain[0] < 0:
+        if tried or not late:
             break
         best, best_bend, tried = value, bend, True
         other[0][:k] = here[0][:k]
@@ -256,7 +261,8 @@ def maximise(slopes, k, n, d, v, tilt, e, domain, tol, last, here, there, other,
         other[2][:] = here[2]
         other[3][:] = here[3]
         interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work)
-    if value > best:
+    # Also where it is no number: then there is nothing else.
+    if not tried or value > best:
         return value, bend
     here[0][:k] = other[0][:k]
     here[1][:] = other[1]

@@ -98,13 +98,12 @@ def launch(
     value: Tensor,
     tol: Tensor,
     *,
-    going: int | None = None,
     shape: tuple[int, int] | None = None,
 ) -> None:
     """Maximise `D` for the examples that are active, in place: `lam`, `y` and `value`.
 
     Args:
-        ground: A box, or simplices.
+        ground: A box, simplices, or a bowl.
         slopes: `G`, `(B, count, n)` or more, float32 or float64, in room for `cap` cuts each.
         offsets: `c`, `(B, cap)`, float64, as all below but `near` and `y`.
         count: How many cuts each example has.
@@ -116,7 +115,6 @@ def launch(
         y: The minimiser of the model, `(B, *y_shape)`, float32 or float64.
         value: `D(lam)`, `(B,)`.
         tol: The duality gap to reach, relative to the terms of `D`, `(B,)`.
-        going: How many examples are active, about, where that is known.
         shape: For measurements: warps of a program, and how many coordinates it takes at once.
     """
     (batch, cap), n = offsets.shape, slopes.shape[2]
@@ -129,11 +127,12 @@ def launch(
         raise ValueError("the kernel takes contiguous tensors")
     rows, whole = sizes(ground, count)
     padded = n // ground.group * whole if ground.group > 0 else n
-    crowded = (batch if going is None else going) > 2 * processors(slopes.device)
+    # By the batch, and not by how many are active: another shape adds up in another order.
+    crowded = batch > 2 * processors(slopes.device)
     scratch = torch.empty(batch, rows + 4, rows, dtype=torch.float64, device=slopes.device)
     low, width = sides(ground)
     # The bounds of a bowl have no barrier: there is no way from the inside.
-    for inside in (False, True)[: 1 if whole < 0 else count]:
+    for inside in (False,) if whole < 0 or count == 1 else (False, True):
         warps, tile = shape or split(rows, padded, whole, crowded and not inside)
         submit(
             maximise, batch, (count, cap),

@@ -3,7 +3,7 @@
 
 Where slopes are large beside the entropy, `D` is almost a polyhedron, `y(lam)` jumps from bound to
 bound, and Newton's steps are short. Then `y` becomes a variable of its own, and so do the slacks of
-the cuts (Mehrotra's primal-dual method, as in `icnn.kernels.numba_dual`):
+the cuts (Mehrotra's primal-dual method, as in `icnn.kernels.numba_interior`):
 
     r = s + slope of -e H(y) = 0,    slack_i = z - c_i - G_i . y,    lam_i slack_i = mu -> 0.
 

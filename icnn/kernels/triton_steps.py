@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-"""A bundle step of a whole batch on a GPU: all that is not the energy, in two launches.
+"""A bundle step of a whole batch on a GPU: all that is not the energy, in three launches.
 
-The first takes note of the energy and its slope at a point, one program an example; the second is
+The first takes note of the energy and its slope at a point, one program an example; the others are
 the dual, which finds the next point. What `icnn.kernels.numba_steps` does after its dual is done
 here at the beginning of the next step. `Record.look`, `Cuts.add` and `Cuts.minimise` say the same
 in plain PyTorch. Nothing waits for the host, and the host for nothing.
@@ -168,9 +168,8 @@ def note(
 class Table:
     """The tensors of a search by name, as those of `icnn.kernels.numba_steps.Table`.
 
-    Two names are for the GPU alone: `left`, int32, one zero for each step at first, counts the
-    examples that go on after it, and `going` is what is known of that. `bend` and `same` are not
-    needed.
+    One name is for the GPU alone: `left`, int32, one zero for each step at first, counts the
+    examples that go on after it. `bend` and `same` are not needed.
 
     Args:
         slopes: `(B, slots, n)`, in the energy's dtype.
@@ -211,7 +210,7 @@ class Table:
         if not last:
             triton_dual.launch(
                 f["ground"], f["slopes"], f["offsets"], f["count"], f["entropy"], f["lam"],
-                f["near"], None, f["active"], f["y"], f["found"], f["fine"], going=f["going"],
+                f["near"], None, f["active"], f["y"], f["found"], f["fine"],
             )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from icnn.checks import check_callable, check_choice, check_number, check_shape, check_tensor
 from icnn.energies.energy import EnergyAt, at
-from icnn.solvers.bowl import apart, bent
+from icnn.solvers.bowl import bent
 from icnn.solvers.bundle import Bundle
 from icnn.solvers.bundle_entropy import BundleEntropy
 from icnn.solvers.differentiate import differentiate
@@ -127,12 +127,12 @@ def separated(problem: Problem, f: EnergyAt, start: Tensor | None) -> Problem:
 
     Where no start was given, that of the domain is as good as any: `start` is to be its bottom.
     """
-    found = apart(f)
-    domain = None if found is None else bent(problem.domain, found[1], problem.start)
-    if found is None or domain is None:
+    found = bent(problem.domain, f, problem.start)
+    if found is None:
         return problem
+    rest, domain = found
     begin = problem.start if start is None else domain.center(start).detach().clone()
-    return replace(problem, energy=Watched(found[0]), domain=domain, entropy=1.0, start=begin)
+    return replace(problem, energy=Watched(rest), domain=domain, entropy=1.0, start=begin)
 
 
 @contextmanager

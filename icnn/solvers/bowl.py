@@ -48,7 +48,11 @@ class Bowl:
     def minimise(self, slope: Tensor, entropy: float | Tensor) -> Tensor:
         if not positive(entropy):
             return self.box.minimise(slope, 0.0)
-        return self.box.project(self.bottom - slope / (entropy * self.weight))
+        free = self.bottom - slope / (entropy * self.weight)
+        # Not `project`: at a bound itself, minima and maxima go half of the way with both.
+        low, high = (torch.as_tensor(wide(b), dtype=free.dtype, device=free.device)
+                     for b in (self.box.low, self.box.high))  # fmt: skip
+        return torch.where(free <= low, low, torch.where(free >= high, high, free))
 
     def curvature(self, y: Tensor, entropy: float | Tensor, slopes: Tensor) -> Tensor:
         inside = (y > wide(self.box.low)) & (y < wide(self.box.high))
@@ -84,14 +88,29 @@ def bare(f: EnergyAt) -> Any:
     return f.f if isinstance(f, Checked) else f
 
 
-def bent(domain: Domain, quadratic: QuadraticAt, like: Tensor) -> Bowl | None:
-    """A domain with a quadratic for its entropy: for boxes, and weights above zero."""
-    if type(domain) is not Box:
+def bent(domain: Domain, f: EnergyAt, like: Tensor) -> tuple[EnergyAt, Bowl] | None:
+    """What is to be cut of an energy, and a domain with its quadratic in the place of an entropy.
+
+    For boxes, and weights above zero.
+    """
+    found = apart(f)
+    if found is None or not isinstance(domain, Box) or type(domain) is not Box:
         return None
+    rest, quadratic = found
     quadratic.check(like)
     bottom, weight = (
         torch.as_tensor(part, device=like.device).double()
         for part in (quadratic.center, quadratic.weight)
     )
-    sound = bottom.isfinite().all() & weight.isfinite().all() & (weight > 0).all()
-    return Bowl(domain, bottom, weight) if bool(sound) else None
+    if not bool((weight.isfinite() & (weight > 0)).all()):
+        return None
+    broken = ~bottom.isfinite()
+    if bool(broken.any()):
+        # What is no number for an example is left to the network to tell, if it does.
+        lost = broken.expand(like.shape).flatten(start_dim=1).any(dim=1)
+        with torch.no_grad():
+            told = ~rest(like).isfinite()
+        if bool((lost & ~told).any()):
+            return None
+        bottom = torch.where(broken, 0.0, bottom)
+    return rest, Bowl(domain, bottom, weight)

@@ -31,7 +31,8 @@ class Bundle:
     answer is the best point seen; its bound is that of the bare cuts. For `entropy == 0`.
 
     In an `icnn.Sum` with an `icnn.Quadratic` of positive weights, on a box, the quadratic takes the
-    place of `w B(y, v)`, and only the rest of the energy is cut: few cuts are enough then.
+    place of `w B(y, v)`, and only the rest of the energy is cut: few cuts are enough then. The
+    answer is the minimiser of the cuts, as that of `icnn.BundleEntropy`.
 
     Args:
         max_steps: Cuts at most, each a pass for a value and a gradient.
@@ -80,7 +81,7 @@ class Bundle:
         for step in range(self.max_steps):
             if step:
                 tangent = problem.tangent(y)
-                center.judge(y, tangent, record.gap)
+                center.judge(y, tangent, center.level - lower)
             record.look(y, tangent, lower, step)
             if not bool(record.active.any()):
                 return

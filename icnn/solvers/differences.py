@@ -61,7 +61,7 @@ class Differences(torch.autograd.Function):
         here = ctx.here.detach().requires_grad_()
         inputs = [here, *(known.get(id(t), t) for t in ctx.inputs)]
         with torch.enable_grad():
-            energy, total = problem.again(x), 0 * here.sum()
+            (energy, _), total = problem.again(x), 0 * here.sum()
             for j, point in enumerate(ctx.points.unbind(dim=1)):
                 way = ways[:, j]
                 step = length(point.flatten(start_dim=1), way)

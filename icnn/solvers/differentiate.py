@@ -56,6 +56,8 @@ def differentiate(problem: Problem, record: Record, solve: Callable[[Problem], R
     spot = y
     if broken:
         problem, spot = without(problem, y, bad)
+        domain = problem.domain
+        here = domain.minimise(slope.reshape(y.shape), entropy) if entropy else moved
 
     if problem.gradient == "unroll":
         with torch.no_grad():
@@ -196,4 +198,5 @@ def without(problem: Problem, y: Tensor, bad: Tensor) -> tuple[Problem, Tensor]:
         return leaf[index] if batched else leaf
 
     x = pytree.tree_map(chosen, problem.x)
-    return replace(problem, energy=Watched(problem.again(x)), x=x), y[index]
+    energy, domain = problem.again(x)
+    return replace(problem, energy=Watched(energy), domain=domain, x=x), y[index]

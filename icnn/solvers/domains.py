@@ -23,7 +23,7 @@ class Domain(Protocol):
     coordinates given; `curvature(y, entropy, slopes)`, see `icnn.kernels.dual`;
     `radius(gap, entropy, shape)`, a bound on the distance of a point to the minimiser; and
     `carry(y)`, the same point as one that moves with the bounds, where they have gradients.
-    Compiled steps are for boxes and simplices: `ground(like)` tells them which.
+    Compiled steps are for domains that they know: `ground(like)` tells them which.
     """
 
     def center(self, like: Tensor) -> Tensor:

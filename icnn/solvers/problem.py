@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from icnn.energies.energy import EnergyAt, at
-from icnn.solvers.bowl import Bowl, apart
+from icnn.solvers.bowl import Bowl, bent
 from icnn.solvers.domains import Domain
 from icnn.solvers.solution import Status
 
@@ -76,8 +76,8 @@ class Problem:
         """Whether there is anything to carry gradients to, as far as is known."""
         return getattr(self.energy, "live", None) is not False or self.start.requires_grad
 
-    def again(self, x: Any) -> EnergyAt:
-        """The energy at another `x`, with the dropout masks of this one."""
+    def again(self, x: Any) -> tuple[EnergyAt, Domain]:
+        """The energy at another `x`, with the dropout masks of this one, and the domain there."""
         device = self.start.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if self.noise is not None:
@@ -85,8 +85,8 @@ class Problem:
                 for state in self.noise[1:]:
                     torch.cuda.set_rng_state(state, device)
             f = at(self.source, x)
-        found = apart(f) if isinstance(self.domain, Bowl) else None
-        return f if found is None else found[0]
+        found = bent(self.domain.box, f, self.start) if isinstance(self.domain, Bowl) else None
+        return found or (f, self.domain)
 
     def evaluate(self, y: Tensor) -> Tensor:
         """The energy, without a gradient."""

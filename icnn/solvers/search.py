@@ -31,11 +31,11 @@ class Watch:
 class Remote(Watch):
     """The same from afar: looks at what has arrived from a GPU, and does not wait for the rest."""
 
-    def __init__(self, table: Any, batch: int, max_steps: int, device: torch.device):
-        self.table, self.left = table, torch.zeros(max_steps + 1, dtype=torch.int32, device=device)
+    def __init__(self, table: Any, max_steps: int, device: torch.device):
+        self.left = torch.zeros(max_steps + 1, dtype=torch.int32, device=device)
         self.here = torch.empty(self.left.shape, dtype=torch.int32, pin_memory=True)
         self.counts = self.here.numpy()
-        table.set(left=self.left, going=batch)
+        table.set(left=self.left)
         self.news: deque[tuple[int, torch.cuda.Event]] = deque()
 
     def ended(self, step: int) -> int | None:
@@ -53,7 +53,6 @@ class Remote(Watch):
         while self.news and (len(self.news) > most or self.news[0][1].query()):
             step, event = self.news.popleft()
             event.synchronize()
-            self.table.set(going=int(self.counts[step]))
             if not self.counts[step]:
                 return step
         return None
@@ -78,7 +77,7 @@ def loop(problem: Problem, record: Record, cuts: Cuts, max_steps: int) -> None:
     numbers = torch.tensor(known, dtype=torch.float64, pin_memory=start.is_cuda)
     numbers = numbers.to(device, non_blocking=True)
     table = table_of(problem, record, cuts, {"y": y, "numbers": numbers})
-    watch = Remote(table, len(y), max_steps, device) if start.is_cuda else Watch(record)
+    watch = Remote(table, max_steps, device) if start.is_cuda else Watch(record)
     ended, own, points = None, None, y.view(start.shape)
     for step in range(max_steps):
         if step == cuts.slots["lam"].shape[1] < cuts.most:
