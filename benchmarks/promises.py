@@ -49,11 +49,13 @@ COMPILED = "triton" if DEVICE == "cuda" else "numba"
 FIELDS = ("y", "value", "gap", "radius", "lower", "steps", "status")
 WORSE = "gap / (10 x that of PyTorch + tol + rounding)"
 SETTINGS: dict[str, Any] = {"seed": 0, "kernel": COMPILED, "problems": len(PROBLEMS)}
-BARE = ("picnn-17-bounds-bare", "planes-17-simplex-bare", "conv-36-image-bare")
+BARE = ("picnn-17-bounds-bare", "planes-17-simplex-bare", "conv-36-image-bare",
+        "picnn-17-around-bare")  # fmt: skip
 COMPANY = (*batch.NAMES, *BARE)
 LONG = ("coupled-6-low", "coupled-6-simplex", "picnn-2-trained-softplus", "ficnn-6",
         "planes-6-twice", "coupled-6-simplex-bare", "logsumexp-2-bare", "kink-17-bare")  # fmt: skip
-AT_ONCE = ("picnn-17", "ficnn-6", "picnn-159-softplus", "planes-6-simplex", "picnn-17-bounds-bare")
+AT_ONCE = ("picnn-17", "ficnn-6", "picnn-159-softplus", "planes-6-simplex", "picnn-17-bounds-bare",
+           "picnn-17-around-bare")  # fmt: skip
 
 
 @dataclass

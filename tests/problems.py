@@ -262,8 +262,10 @@ def express(energy: Any, x: Tensor | None, y: Numbers) -> Numbers:
     if isinstance(energy, icnn.Quadratic):
         weight = torch.as_tensor(energy.weight() if callable(energy.weight) else energy.weight)
         center = energy.center(x)[0] if callable(energy.center) else torch.as_tensor(energy.center)
-        root = (weight.double() / 2).sqrt().expand(y.shape).numpy()
-        return cp.sum_squares(cp.multiply(root, y - center.double().expand(y.shape).numpy()))
+        shape = center.shape or y.shape
+        root = (weight.double() / 2).sqrt().expand(shape).flatten().numpy()
+        center = center.double().expand(shape).flatten().numpy()
+        return cp.sum_squares(cp.multiply(root, y - center))
     if isinstance(energy, Absolute):
         return energy.weight.numpy() @ cp.abs(y - row)
     assert isinstance(energy, MaxAffine), f"no expression for {type(energy).__name__}"
@@ -428,6 +430,12 @@ def composed(smooth: bool) -> Parts:
     part: Any = icnn.Quadratic(0.3, 2.0) if smooth else icnn.Score(nn.Linear(3, 2))
     inner = icnn.Sum(picnn(2), part)
     return Parts(icnn.Scale(icnn.Max(inner, ficnn(2)), 2.0), torch.randn(4, 3), icnn.Box(-1.0, 1.0))
+
+
+def around(energy: Any, center: nn.Module, weight: Any, *x_shape: int, domain: Domain) -> Parts:
+    """A network and a quadratic, which `Bundle` does not cut."""
+    whole = icnn.Sum(energy, icnn.Quadratic(center, weight))
+    return Parts(whole, torch.randn(3, *x_shape), domain)
 
 
 def tied(n: int, domain: Domain) -> Parts:
@@ -667,4 +675,31 @@ PROBLEMS = [
         INSIDE + " tied",
     ),
     entry("composed-2-bare", 2, 4, 0.0, lambda: composed(False), INSIDE + " tied"),
+    entry(
+        "picnn-17-around-bare",
+        17,
+        3,
+        0.0,
+        lambda: around(
+            picnn(17), nn.Linear(3, 17), 0.1 + torch.rand(17), 3, domain=bounds_of_each(3, 17)
+        ),
+        "inside",
+    ),
+    entry(
+        "conv-36-around-bare",
+        36,
+        3,
+        0.0,
+        lambda: around(
+            conv((1, 6, 6)), nn.Identity(), torch.rand(6, 1) + 0.5, 1, 6, 6, domain=icnn.Box()
+        ),
+        "inside",
+    ),
+    entry(
+        "planes-12-around-bare",
+        12,
+        3,
+        0.0,
+        lambda: around(planes(12, 12), nn.Identity(), 1e-3, 12, domain=icnn.Box()),
+    ),
 ]

@@ -99,7 +99,7 @@ def bent(domain: Domain, f: EnergyAt, like: Tensor) -> tuple[EnergyAt, Bowl] | N
     rest, quadratic = found
     quadratic.check(like)
     bottom, weight = (
-        torch.as_tensor(part, device=like.device).double()
+        torch.as_tensor(part, dtype=torch.float64, device=like.device)
         for part in (quadratic.center, quadratic.weight)
     )
     if not bool((weight.isfinite() & (weight > 0)).all()):
