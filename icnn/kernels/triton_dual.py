@@ -131,8 +131,7 @@ def launch(
     crowded = batch > 2 * processors(slopes.device)
     scratch = torch.empty(batch, rows + 4, rows, dtype=torch.float64, device=slopes.device)
     low, width = sides(ground)
-    # The bounds of a bowl have no barrier: there is no way from the inside.
-    for inside in (False,) if whole < 0 or count == 1 else (False, True):
+    for inside in (False,) if count == 1 else (False, True):
         warps, tile = shape or split(rows, padded, whole, crowded and not inside)
         submit(
             maximise, batch, (count, cap),
@@ -246,7 +245,7 @@ def evaluate(
             ahead = tl.load(shares + ROWS)
             _, next_s = mixture(slopes, tilt, ahead, top, i, j, there, used, n, TILTED)
             own, point, weight = own_point(
-                ys, y, s, next_s, reach, begun, low, width, j, used, soft, TILE, WHOLE
+                ys, y, s, next_s, reach, begun, low, width, j, used, n, soft, e, TILE, WHOLE
             )
             flat = tl.where(used, tl.where(begun, y, own) - v, 0.0)
             inner += tl.sum(apart * flat[None, :], axis=1)
@@ -373,7 +372,7 @@ def maximise(
     reach, soft, kept_gap = e * 0, e + 0.0, e * 0 + float("inf")
     inside, last, total = False, False, tl.sum(alive.to(tl.float64))
     aims = late + i
-    left, tries = 0 + (LAST if WHOLE < 0 else (SECOND if INSIDE else FIRST)), 0
+    left, tries = 0 + (SECOND if INSIDE else FIRST), 0
     going, stored = True, False
     while going:
         top = tl.minimum(tl.argmax(trial, axis=0), count - 1)  # shares may be no numbers
@@ -411,7 +410,7 @@ def maximise(
             # The entropy does not fall faster than the steps can follow.
             mu = tl.sum(tl.where(alive, trial * (slack + reach * drift), 0.0)) / total
             soft = tl.where(begun, soft * (1 - 0.7 * reach), 0.0)
-            soft = tl.maximum(tl.maximum(soft, mu), e)
+            soft = tl.maximum(tl.maximum(soft, mu), e * 0 if WHOLE < 0 else e)
             if inside == 0:
                 fresh, settled, last, left = True, False, True, 0 + LAST
         else:

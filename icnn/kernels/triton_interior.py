@@ -12,7 +12,8 @@ A step of Newton on these for a given `mu` is, with `J` of this `y` and any cons
     (G J G^T + diag(slack / lam)) dlam = c + G (y - J r) + mu / lam - z,    sum dlam = 0,
     dslack = mu / lam - slack - slack / lam * dlam,    dy = -J (r + G^T dlam).
 
-The entropy is never below `mu`: Newton's steps do not see in time how steep a small one gets. This
+The entropy is never below `mu`: Newton's steps do not see in time how steep a small one gets. In a
+bowl, whose quadratic is no barrier, such an entropy is added, and goes to zero with `mu`. This
 `y` is kept where the answer goes, rounded as that is: what follows is exact for what is there.
 """
 
@@ -24,10 +25,20 @@ INSIDE, NEAREST = tl.constexpr(0.99), tl.constexpr(1e-20)  # how near to bounds 
 
 
 @triton.jit
-def newton_move(up, down, total, s, width, e, free, GROUPS: tl.constexpr, WHOLE: tl.constexpr):
-    """`J r` at a point with the distances `up` and `down` to its bounds, in units of the width."""
-    if WHOLE == 0:
-        move = up * down * (width * s * (1 / e) + tl.log(up / down))
+def newton_move(
+    up, down, total, s, width, e, rate, bottom, free, GROUPS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """`J r` at a point with the distances `up` and `down` to its bounds, in units of the width.
+
+    A bowl has its bottom in these units, from the lower bound, and the curvature `rate` in them.
+    """
+    if WHOLE <= 0:
+        slope = width * s * (1 / e)
+        if WHOLE < 0:
+            slope += rate * (up - bottom) * (1 / e)
+        move = up * down * (slope + tl.log(up / down))
+        if WHOLE < 0:
+            move = move / (1 + up * down * rate * (1 / e))
     else:
         # On a simplex it is y (r - mean of r with the weights y) / e, with r = s + e log y.
         rate = tl.where(free, s * (1 / e) + tl.log(tl.where(free, up, 1.0)), 0.0)
@@ -43,7 +54,7 @@ def distances(kept, total, free, GROUPS: tl.constexpr, WHOLE: tl.constexpr):
 
     On simplices it is `y` itself, scaled to its sum.
     """
-    if WHOLE == 0:
+    if WHOLE <= 0:
         up, down = tl.where(kept > 0, kept, 1 + kept), tl.where(kept > 0, 1 - kept, -kept)
     else:
         up, down = tl.where(free, kept, 0.0), tl.where(free, 1.0, 1.0)
@@ -55,14 +66,14 @@ def distances(kept, total, free, GROUPS: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def own_point(
-    ys, y, s, ahead, reach, begun, lows, widths, j, used, e,
+    ys, y, s, ahead, reach, begun, lows, widths, j, used, n, e, plain,
     TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """A step of the interior method's own `y`: then it, `y - J r`, and the diagonal of `J`.
 
     The step is for the slope at the end of the step of `lam`, `ahead`. Each coordinate goes as far
     as it may: one on its way to a bound holds back no other. The first time it is the middle
-    between the domain's and `y`.
+    between the domain's and `y`. The entropy is `e`, and that of the model is `plain`.
     """
     GROUPS: tl.constexpr = TILE // WHOLE if WHOLE > 0 else 1
     low, width = tl.load(lows + j, used, 0.0), tl.load(widths + j, used, 0.0)
@@ -72,19 +83,27 @@ def own_point(
         given = tl.reshape(tl.where(used & (width == 0), low, 0.0), (GROUPS, WHOLE))
         total = tl.maximum(1 - tl.sum(given, axis=1), TINY)
         low, width, unit = tl.where(free, 0.0, low), tl.where(free, 1.0, 0.0), unit * 0 + 1
-    middle = 0.5 * (y - low) / unit + (0.25 if WHOLE == 0 else 0.5 / WHOLE)
+    rate, bottom = width * 0, width * 0
+    if WHOLE < 0:
+        rate = plain * tl.load(widths + n + j, used, 0.0) * width * width
+        bottom = (tl.load(lows + n + j, used, 0.0) - low) / unit
+    middle = 0.5 * (y - low) / unit + (0.5 / WHOLE if WHOLE > 0 else 0.25)
     kept = tl.where(begun, kept, middle)
     up, down = distances(tl.where(free, kept, 0.5), total, free, GROUPS, WHOLE)
-    move = reach * newton_move(up, down, total, ahead, width, e, free, GROUPS, WHOLE)
+    move = newton_move(up, down, total, ahead, width, e, rate, bottom, free, GROUPS, WHOLE)
+    move = reach * move
     up, down = tl.maximum(up - move, 0.1 * up), tl.maximum(down + move, 0.1 * down)
     kept = tl.maximum(up, NEAREST)
-    if WHOLE == 0:
+    if WHOLE <= 0:
         kept = tl.where(up < down, kept, -tl.maximum(down, NEAREST))
     kept = kept.to(ys.dtype.element_ty)
     tl.store(ys + j, kept, used)
     up, down = distances(kept.to(tl.float64), total, free, GROUPS, WHOLE)
-    move = newton_move(up, down, total, s, width, e, free, GROUPS, WHOLE)
-    return low + width * up, low + width * (up - move), width * width * up * down * (1 / e)
+    move = newton_move(up, down, total, s, width, e, rate, bottom, free, GROUPS, WHOLE)
+    bend = width * width * up * down * (1 / e)
+    if WHOLE < 0:
+        bend = bend / (1 + up * down * rate * (1 / e))
+    return low + width * up, low + width * (up - move), bend
 
 
 @triton.jit
