@@ -30,7 +30,7 @@ def writable(folder: Path) -> Path:
 Out = Annotated[
     Path, typer.Option(callback=writable, help="Folder for pictures and numbers; made if missing.")
 ]
-Fast = Annotated[bool, typer.Option("--fast", help="Fewer steps: seconds, and worse fits.")]
+Fast = Annotated[bool, typer.Option("--fast", help="Less of everything: a smoke test.")]
 
 
 def show_version(wanted: bool) -> None:

@@ -44,7 +44,8 @@ class Quadratic(Energy):
     Args:
         center: A module or function of `x`, or a constant: a tensor of shape `y_shape`, a number.
         weight: A non-negative number, or a tensor that broadcasts to `y_shape`. An `nn.Parameter`
-            is learned, and clipped at zero like any constrained weight.
+            is learned, and clipped at zero like any constrained weight. Other tensors are
+            constants, here and for `center`: they are copied, without gradients.
     """
 
     def __init__(

@@ -41,5 +41,6 @@ def chosen(kernel: str, domain: Any, like: Tensor) -> str:
             why = f"on {like.device}: it is for tensors on {DEVICES[kernel]}"
         elif not present(kernel):
             why = f"without the package {kernel}"
-        raise ValueError(f'`kernel` must be "auto" or "torch" here, got {kernel!r} {why}')
+        others = " or ".join(f'"{name}"' for name in ("auto", "torch", *fits))
+        raise ValueError(f"`kernel` must be {others} here, got {kernel!r} {why}")
     return kernel

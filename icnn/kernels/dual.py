@@ -34,6 +34,7 @@ FIRST, STAGE, LAST = 30, 15, 60  # steps: at once, in each stage, at the end
 FALL, MOST = 4.0, 20  # of the entropy, from stage to stage; and stages at most
 HALVINGS = 20  # of a step (to a quarter each) until D rises
 RIDGE = 1e-12  # beside a diagonal of ones, for cuts that depend on each other
+FLAT = 1e-10  # of the gradient: a curvature that is none
 ROUNDS = 8  # of finding out which cuts a step drops
 MOST_CUTS = 128  # of an example on a GPU, where a program keeps a matrix of that size in registers
 BELOW = -1e300  # the offset of a cut that is not there: below all others
@@ -273,7 +274,10 @@ def quadratic_step(hessian: Tensor, gradient: Tensor, lam: Tensor, free: Tensor)
     """
     # Each in its own units: cuts may be almost the same, or far apart.
     diagonal = hessian.diagonal(dim1=1, dim2=2)
-    least = (1e-18 * diagonal.amax(dim=1, keepdim=True)).clamp(min=TINY)
+    least = 1e-18 * diagonal.amax(dim=1, keepdim=True)
+    # Where there is no curvature at all, as at a corner of a bowl, a step is long and still finite.
+    flat = FLAT * gradient.abs().amax(dim=1, keepdim=True)
+    least = torch.maximum(least, flat).clamp(min=TINY)
     units = torch.where(free, torch.maximum(diagonal, least), 1.0).rsqrt()
     scaled = hessian * units[:, :, None] * units[:, None, :]
     step, leaving = torch.zeros_like(lam), torch.zeros_like(free)

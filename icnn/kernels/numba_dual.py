@@ -20,7 +20,7 @@ from functools import partial
 import numba
 import numpy as np
 
-from icnn.kernels.dual import EPS, HALVINGS, RIDGE, ROUNDS, TINY
+from icnn.kernels.dual import EPS, FLAT, HALVINGS, RIDGE, ROUNDS, TINY
 
 TILE = 256  # coordinates at a time in the Hessian: what stays in the nearest cache
 ROUGH = 1e-11  # a gap at which there is more to gain, whatever a step promises
@@ -371,11 +371,12 @@ def quadratic_step(hessian, gradient, shares, count, step, work):
     """Where `gradient . d - d . hessian d / 2` is largest with `shares + d >= 0`, or near to it."""
     system, vectors = work
     found, pull, leaving, right = vectors[0], vectors[1], vectors[2], vectors[3]
-    largest = TINY
+    largest = flat = TINY
     for p in range(count):
         largest = max(largest, hessian[p, p])
+        flat = max(flat, FLAT * abs(gradient[p]))
         leaving[p] = 0.0
-    least = max(1e-18 * largest, TINY)
+    least = max(1e-18 * largest, flat)
     for round_ in range(ROUNDS):
         rest, steepest = 0, TINY
         for p in range(count):

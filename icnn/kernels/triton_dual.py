@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from icnn.kernels import dual
 from icnn.kernels.dual import MOST_CUTS, TOL
 from icnn.kernels.ground import Ground
 from icnn.kernels.triton_interior import TINY, eliminate, interior_step, own_point
@@ -33,6 +34,7 @@ EPS = tl.constexpr(2.220446049250313e-16)
 FIRST, SECOND = tl.constexpr(6), tl.constexpr(20)
 INTERIOR, LAST = tl.constexpr(60), tl.constexpr(60)
 FINEST, FINER = tl.constexpr(TOL), tl.constexpr(1e-3)  # where shares are to tell zero from more
+FLAT = tl.constexpr(dual.FLAT)
 ROUGH = tl.constexpr(1e-11)  # a gap at which there is more to gain, whatever a step promises
 ABSENT = tl.constexpr(-1e250)  # offsets of cuts that are not there are below
 HALVINGS, ROUNDS, RIDGE = tl.constexpr(20), tl.constexpr(8), tl.constexpr(1e-12)
@@ -287,7 +289,8 @@ def quadratic_step(scratch, gradient, lam, free, top, ROWS: tl.constexpr):
     entries = scratch + i[:, None] * ROWS + i[None, :]
     frees = free[:, None] & free[None, :]
     diagonal = tl.where(free, tl.load(scratch + i * (ROWS + 1)), 0.0)
-    least = tl.maximum(1e-18 * tl.max(diagonal), TINY)
+    flat = FLAT * tl.max(tl.where(free, tl.abs(gradient), 0.0))
+    least = tl.maximum(tl.maximum(1e-18 * tl.max(diagonal), flat), TINY)
     units = 1 / tl.sqrt(tl.where(free, tl.maximum(diagonal, least), 1.0))
     step = tl.zeros((ROWS,), tl.float64)
     leaving = i < 0

@@ -36,7 +36,8 @@ class Bundle:
 
     Args:
         max_steps: Cuts at most, each a pass for a value and a gradient.
-        tol: The gap at which an example is done, relative to `max(1, |value|)`.
+        tol: The gap at which an example is done, relative to `max(1, |value|)`. In float32 rounding
+            may end a search before 1e-6: 1e-4 is a better choice there.
         master: `"proximal"`, or `"lp"` for the method of the paper's supplement C to the letter:
             cuts alone, one linear program for each example and step, with HiGHS.
         kernel: What computes the dual of a step: see `icnn.BundleEntropy`.
