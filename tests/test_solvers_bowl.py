@@ -197,3 +197,15 @@ def test_a_network_and_a_quadratic_start_at_its_bottom():
     assert bool(found.converged.all())
     assert int(found.steps.max()) <= 1
     torch.testing.assert_close(found.y, center.expand(BATCH, N))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+def test_answers_that_leave_a_corner(kernel: str):
+    """At a corner nothing bends: the first step of a dual has no curvature to go by."""
+    for seed in (1, 8, 9):
+        torch.manual_seed(seed)
+        net, center = icnn.PICNN(5, 3, (64, 64)).double(), nn.Linear(5, 3).double()
+        energy = icnn.Sum(icnn.Scale(net, 8.0), icnn.Quadratic(center))
+        x, solver = torch.randn(64, 5).double(), icnn.Bundle(kernel=kernel)
+        found = icnn.argmin(energy, x, icnn.Box(), solver=solver, **BARE)
+        assert bool(found.converged.all())
