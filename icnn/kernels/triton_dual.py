@@ -133,12 +133,12 @@ def launch(
     crowded = batch > 2 * processors(slopes.device)
     scratch = torch.empty(batch, rows + 4, rows, dtype=torch.float64, device=slopes.device)
     low, width = sides(ground)
-    for inside in (False,) if count == 1 else (False, True):
-        warps, tile = shape or split(rows, padded, whole, crowded and not inside)
+    for again in (False,) if count == 1 else (False, True):
+        warps, tile = shape or split(rows, padded, whole, crowded and not again)
         submit(
             maximise, batch, (count, cap),
             (*parts, low, width, scratch, low.shape[1] if len(low) > 1 else 0, n,
-             max(ground.group, 1), rows, tile, whole, tilt is not None, inside),
+             max(ground.group, 1), rows, tile, whole, tilt is not None, again),
             num_warps=warps, num_stages=1,
         )  # fmt: skip
 
@@ -214,7 +214,7 @@ def evaluate(
     slopes, tilt, near, low, width, ys, scratch, lam, top, offsets, off_top, e, count, n, size,
     inside, begun, reach, soft,
     ROWS: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, TILTED: tl.constexpr,
-    INSIDE: tl.constexpr,
+    AGAIN: tl.constexpr,
 ):  # fmt: skip
     """`D`, the gradient less that of the top cut, gap and size at `lam`; `y`, and `G J G^T`.
 
@@ -243,7 +243,7 @@ def evaluate(
         product += s * flat
         absolute += tl.abs(s * flat)
         bends += tl.where(used, bend, 0.0)
-        if INSIDE and inside:
+        if AGAIN and inside:
             ahead = tl.load(shares + ROWS)
             _, next_s = mixture(slopes, tilt, ahead, top, i, j, there, used, n, TILTED)
             own, point, weight = own_point(
@@ -272,7 +272,7 @@ def evaluate(
     heights = tl.load(scratch + top * ROWS + i) + shift
     heights = tl.where(there & (i != top), heights + offsets - off_top, 0.0)
     gradient = heights
-    if INSIDE:
+    if AGAIN:
         own = tl.where(there & (i != top), inner + offsets - off_top, 0.0)
         gradient = tl.where(inside, own, heights)
     level = off_top + tl.sum(tl.where(there, lam * (offsets - off_top), 0.0))
@@ -328,16 +328,16 @@ def maximise(
     slopes, offsets, entropy, lams, nears, tilts, active, ys, values, tols, lows, widths, scratch,
     row, n, size,
     ROWS: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, TILTED: tl.constexpr,
-    INSIDE: tl.constexpr,
+    AGAIN: tl.constexpr,
 ):  # fmt: skip
-    """`icnn.kernels.dual.solve` for one example: Newton's method, or `INSIDE` what it has left."""
+    """`icnn.kernels.dual.solve` for one example: Newton's method, or `AGAIN` what it has left."""
     b = tl.program_id(0).to(tl.int64)
     slopes += b * cap * n
     scratch += b * (ROWS + 4) * ROWS
     late = scratch + (ROWS + 1) * ROWS  # how the first launch tells the second
     if tl.load(active + b) == 0:
         return
-    if INSIDE and tl.load(late) == 0:
+    if AGAIN and tl.load(late) == 0:
         return
     near, low, width, ys = nears + b * n, lows + b * row, widths + b * row, ys + b * n
     tilt = tilts + b * n if TILTED else tilts
@@ -375,7 +375,7 @@ def maximise(
     reach, soft, kept_gap = e * 0, e + 0.0, e * 0 + float("inf")
     inside, last, total = False, False, tl.sum(alive.to(tl.float64))
     aims = late + i
-    left, tries = 0 + (SECOND if INSIDE else FIRST), 0
+    left, tries = 0 + (SECOND if AGAIN else FIRST), 0
     going, stored = True, False
     while going:
         top = tl.minimum(tl.argmax(trial, axis=0), count - 1)  # shares may be no numbers
@@ -383,9 +383,9 @@ def maximise(
         value_t, gradient_t, gap_t, scale_t, heights_t = evaluate(
             slopes, tilt, near, low, width, ys, scratch, trial, top, c, c_top, e, count, n, size,
             inside, left < INTERIOR, reach, soft,
-            ROWS, TILE, WHOLE, TILTED, INSIDE,
+            ROWS, TILE, WHOLE, TILTED, AGAIN,
         )  # fmt: skip
-        if INSIDE and inside:
+        if AGAIN and inside:
             begun = left < INTERIOR
             slack, kept = tl.load(aims + ROWS), tl.load(aims + 2 * ROWS)
             falls = gap_t < kept_gap / 2
@@ -439,7 +439,7 @@ def maximise(
                     stored = good & better
                     best_lam = tl.where(better, lam, best_lam)
                     best_value = tl.where(better, value, best_value)
-                    if INSIDE:
+                    if AGAIN:
                         # From a point well inside, at a slope between those of the cuts.
                         inside, left, length = going, 0 + INTERIOR, e * 0
                         step = tl.zeros((ROWS,), tl.float64)
