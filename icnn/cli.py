@@ -79,8 +79,9 @@ def bench(
 ) -> None:
     """What the argmin costs on this machine: each benchmark prints a table and writes its numbers.
 
-    argmin (against its network passes), backward, growth, room (memory), profile, rivals. They are
-    part of the repository, not of the package: run this in a clone.
+    argmin (against its network passes), backward, growth, room (memory), profile, rivals, promises
+    (of the compiled kernels). They are part of the repository, not of the package: run this in a
+    clone.
     """
     from icnn.experiments.bench import Settings, run
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("argmin", "backward", "growth", "room", "profile", "rivals")
+NAMES = ("argmin", "backward", "growth", "room", "profile", "rivals", "promises")
 
 
 @dataclass(frozen=True)
