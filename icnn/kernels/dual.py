@@ -35,6 +35,9 @@ FALL, MOST = 4.0, 20  # of the entropy, from stage to stage; and stages at most
 HALVINGS = 20  # of a step (to a quarter each) until D rises
 RIDGE = 1e-12  # beside a diagonal of ones, for cuts that depend on each other
 FLAT = 1e-10  # of the gradient: a curvature that is none
+# What compiled versions have besides: an interior method for what Newton's steps do not solve.
+ROUGH = 1e-11  # a gap at which there is more to gain, whatever a step promises
+INTERIOR, WITHIN = 60, 0.99  # its steps, and how near to bounds one may go
 ROUNDS = 8  # of finding out which cuts a step drops
 MOST_CUTS = 128  # of an example on a GPU, where a program keeps a matrix of that size in registers
 BELOW = -1e300  # the offset of a cut that is not there: below all others

@@ -20,10 +20,9 @@ from functools import partial
 import numba
 import numpy as np
 
-from icnn.kernels.dual import EPS, FLAT, HALVINGS, RIDGE, ROUNDS, TINY
+from icnn.kernels.dual import EPS, FLAT, HALVINGS, RIDGE, ROUGH, ROUNDS, TINY
 
 TILE = 256  # coordinates at a time in the Hessian: what stays in the nearest cache
-ROUGH = 1e-11  # a gap at which there is more to gain, whatever a step promises
 FACTORS = 512  # of at most two each: their product is below what float64 holds
 
 SUMS = {"reassoc", "contract", "nsz"}

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from icnn.kernels.dual import FIRST, LAST, TINY
+from icnn.kernels.dual import FIRST, INTERIOR, LAST, TINY, WITHIN
 from icnn.kernels.numba_dual import (
     PLAIN,
     SUMS,
@@ -19,8 +19,6 @@ from icnn.kernels.numba_dual import (
     solve_positive,
     substitute,
 )
-
-INTERIOR, INSIDE = 60, 0.99  # steps of the interior method, and how near to bounds one may go
 
 
 @jit(fastmath=SUMS)
@@ -170,9 +168,9 @@ def interior(slopes, k, n, d, v, tilt, e, domain, tol, here, there, work):
             first_lam[i] = right[i] - rise * one[i]
             first_slack[i] = (rate[i] - slack[i] * first_lam[i]) / lam[i]
             if first_lam[i] < 0:
-                reach = min(reach, -INSIDE * lam[i] / first_lam[i])
+                reach = min(reach, -WITHIN * lam[i] / first_lam[i])
             if first_slack[i] < 0:
-                reach = min(reach, -INSIDE * slack[i] / first_slack[i])
+                reach = min(reach, -WITHIN * slack[i] / first_slack[i])
         # dy = -J (r + A^T dlam)
         for j in range(n):
             t[j] = 0.0

@@ -32,10 +32,10 @@ MOST_TILE = 8192  # numbers of a tile of cuts: whole simplices must fit into one
 EPS = tl.constexpr(2.220446049250313e-16)
 # Evaluations: of Newton's method in each launch, of the interior one, and of Newton's again.
 FIRST, SECOND = tl.constexpr(6), tl.constexpr(20)
-INTERIOR, LAST = tl.constexpr(60), tl.constexpr(60)
+INTERIOR, LAST = tl.constexpr(dual.INTERIOR), tl.constexpr(dual.LAST)
 FINEST, FINER = tl.constexpr(TOL), tl.constexpr(1e-3)  # where shares are to tell zero from more
 FLAT = tl.constexpr(dual.FLAT)
-ROUGH = tl.constexpr(1e-11)  # a gap at which there is more to gain, whatever a step promises
+ROUGH = tl.constexpr(dual.ROUGH)
 ABSENT = tl.constexpr(-1e250)  # offsets of cuts that are not there are below
 HALVINGS, ROUNDS, RIDGE = tl.constexpr(20), tl.constexpr(8), tl.constexpr(1e-12)
 

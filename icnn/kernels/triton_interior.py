@@ -20,8 +20,11 @@ bowl, whose quadratic is no barrier, such an entropy is added, and goes to zero 
 import triton
 import triton.language as tl
 
+from icnn.kernels import dual
+
 TINY = tl.constexpr(2.2250738585072014e-308)
-INSIDE, NEAREST = tl.constexpr(0.99), tl.constexpr(1e-20)  # how near to bounds an inner step goes
+WITHIN = tl.constexpr(dual.WITHIN)
+NEAREST = tl.constexpr(1e-20)  # to a bound, in units of the width
 
 
 @triton.jit
@@ -170,5 +173,5 @@ def interior_step(scratch, heights, lam, slack, alive, top, ROWS: tl.constexpr):
         products = (lam + most * change) * (slack + most * drift)
         fall = tl.minimum(tl.sum(tl.where(alive, products, 0.0)) / total / mean, 1.0)
         turn = tl.where(alive, (mean * fall * fall * fall - change * drift) / shares, 0.0)
-    reach = tl.where(good, tl.minimum(INSIDE * room, 1.0), 0.0)
+    reach = tl.where(good, tl.minimum(WITHIN * room, 1.0), 0.0)
     return change, drift, reach
