@@ -9,16 +9,8 @@ import math
 import numpy as np
 
 from icnn.kernels.dual import FIRST, INTERIOR, LAST, TINY, WITHIN
-from icnn.kernels.numba_dual import (
-    PLAIN,
-    SUMS,
-    climb,
-    evaluate,
-    gram,
-    jit,
-    solve_positive,
-    substitute,
-)
+from icnn.kernels.numba_dual import climb, evaluate, gram, solve_positive, substitute
+from icnn.kernels.numba_points import PLAIN, SUMS, jit
 
 
 @jit(fastmath=SUMS)

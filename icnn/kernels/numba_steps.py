@@ -23,8 +23,9 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from icnn.kernels.dual import DUAL, END, STEP, TOL, Model, slotted
-from icnn.kernels.numba_dual import SUMS, TILE, entropy_at, jit, rounded
+from icnn.kernels.numba_dual import TILE
 from icnn.kernels.numba_interior import maximise
+from icnn.kernels.numba_points import SUMS, entropy_at, jit, rounded
 
 RUNNING, CONVERGED, STALLED, NONFINITE, NONCONVEX = -1, 0, 2, 3, 4
 ROUGHEST = 1e-2  # of a dual gap, relative
