@@ -193,7 +193,8 @@ class LayeredAt:
         gradient = spread(self.slope_y, y).clone(memory_format=torch.contiguous_format)
         slope = None if self.slope_z is None else spread(self.slope_z, z)
         value = self.total(z, y)
-        del z  # as what a way back has used: it goes with the way
+        # The units of a layer are held by its way back alone, and go with it.
+        del z
         while ways:
             back = ways.pop()
             slope = None if slope is None else back(slope, gradient)

@@ -94,7 +94,7 @@ def bent(domain: Domain, f: EnergyAt, like: Tensor) -> tuple[EnergyAt, Bowl] | N
     For boxes, and weights above zero.
     """
     found = apart(f)
-    if found is None or not isinstance(domain, Box) or type(domain) is not Box:
+    if found is None or type(domain) is not Box:
         return None
     rest, quadratic = found
     quadratic.check(like)
