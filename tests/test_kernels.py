@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_learning_gradients import CASES
 from torch import Tensor
 
 import icnn
@@ -224,3 +225,17 @@ def test_compiled_by_pytorch():
     energy, x = icnn.PICNN(5, 4, (8,)), torch.randn(6, 5)
     step = torch.compile(lambda x: icnn.argmin(energy, x, icnn.Box()).y.sum(), backend="eager")
     torch.testing.assert_close(step(x), icnn.argmin(energy, x, icnn.Box()).y.sum())
+
+
+def test_the_reference_does_not_stop_where_more_is_to_gain():
+    # Near this example Newton's steps promise nothing while the gap is still rough.
+    case = next(case for case in CASES if case.name == "relu and quadratic")
+    setting = case.setting()
+    low, high = (bound.detach() for bound in setting.bounds)
+    x = setting.x.detach()[2:].repeat(20, 1)
+    x = x + 1e-9 * torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(2))
+    solver = icnn.BundleEntropy(max_steps=120, tol=1e-14, kernel="torch")
+    with torch.no_grad():
+        box = icnn.Box(low, high[2:].repeat(20, 1))
+        found = icnn.argmin(setting.energy, x, box, entropy=case.entropy, solver=solver)
+    assert found.gap.max() < 1e-9

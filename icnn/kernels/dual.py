@@ -35,8 +35,8 @@ FALL, MOST = 4.0, 20  # of the entropy, from stage to stage; and stages at most
 HALVINGS = 20  # of a step (to a quarter each) until D rises
 RIDGE = 1e-12  # beside a diagonal of ones, for cuts that depend on each other
 FLAT = 1e-10  # of the gradient: a curvature that is none
-# What compiled versions have besides: an interior method for what Newton's steps do not solve.
 ROUGH = 1e-11  # a gap at which there is more to gain, whatever a step promises
+# What compiled versions have besides: an interior method for what Newton's steps do not solve.
 INTERIOR, WITHIN = 60, 0.99  # its steps, and how near to bounds one may go
 ROUNDS = 8  # of finding out which cuts a step drops
 MOST_CUTS = 128  # of an example on a GPU, where a program keeps a matrix of that size in registers
@@ -219,12 +219,13 @@ def climb(
     model: Model, here: Point, entropy: Tensor, steps: int, active: Tensor
 ) -> tuple[Point, Tensor]:
     """Newton steps for the examples that are active; and which of them are not optimal after it."""
+    asked = active
     for _ in range(steps):
         active = active & (here.gap > TOL)
         if not bool(active.any()):
             break
         here, active = newton(model, here, entropy, active)
-    return here, active & (here.gap > TOL)
+    return here, asked & (here.gap > torch.where(active, TOL, ROUGH))
 
 
 def newton(model: Model, here: Point, entropy: Tensor, active: Tensor) -> tuple[Point, Tensor]:

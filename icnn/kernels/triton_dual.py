@@ -31,7 +31,7 @@ MOST_TILE = 8192  # numbers of a tile of cuts: whole simplices must fit into one
 
 EPS = tl.constexpr(2.220446049250313e-16)
 # Evaluations: of Newton's method in each launch, of the interior one, and of Newton's again.
-FIRST, SECOND = tl.constexpr(6), tl.constexpr(20)
+FIRST, SECOND = tl.constexpr(3), tl.constexpr(20)
 INTERIOR, LAST = tl.constexpr(dual.INTERIOR), tl.constexpr(dual.LAST)
 FINEST, FINER = tl.constexpr(TOL), tl.constexpr(1e-3)  # where shares are to tell zero from more
 FLAT = tl.constexpr(dual.FLAT)
@@ -72,7 +72,7 @@ def split(rows: int, n: int, whole: int, crowded: bool) -> tuple[int, int]:
     Few programs are to be fast each; of many, as many as possible are to run at once.
     """
     if rows == 16:
-        warps, tile = (8, 128) if n <= 512 else (4, 128)
+        warps, tile = (8, 128) if n <= 512 else (8, 256)
         if crowded:
             warps, tile = (1, 32) if n <= 512 else (2, 64)
     elif rows == 32:
@@ -80,9 +80,9 @@ def split(rows: int, n: int, whole: int, crowded: bool) -> tuple[int, int]:
     else:
         warps, tile = (8, 32) if rows == 64 else (16, 32)
     tile = max(min(tile, triton.next_power_of_2(n)), 16, whole)
-    if rows <= 32:
+    if rows == 16:
         # No more warps than there are coordinates for: they would wait for each other.
-        warps = min(warps, max(tile // 16, rows // 16))
+        warps = min(warps, tile // 16)
     return (max(warps, 8) if rows * tile > 4096 else warps), tile
 
 
