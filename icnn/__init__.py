@@ -13,6 +13,8 @@ from icnn.energies.ficnn import FICNN
 from icnn.energies.files import load, save
 from icnn.energies.layers import NonNegative, keep_convex, project_
 from icnn.energies.picnn import PICNN
+from icnn.learning.fit import fit
+from icnn.learning.history import History
 from icnn.solvers.argmin import argmin
 from icnn.solvers.bundle import Bundle
 from icnn.solvers.bundle_entropy import BundleEntropy
@@ -33,6 +35,7 @@ __all__ = [
     "BundleEntropy",
     "ConvPICNN",
     "Energy",
+    "History",
     "LinearProgram",
     "Max",
     "NonNegative",
@@ -49,6 +52,7 @@ __all__ = [
     "calibrate_",
     "check_convexity",
     "convexify",
+    "fit",
     "keep_convex",
     "load",
     "losses",

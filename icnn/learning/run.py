@@ -1,0 +1,371 @@
+"""The state of a training run and its steps: what callbacks see, and what a checkpoint holds."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils import _pytree as pytree
+
+from icnn.learning import checkpoints
+from icnn.learning.checkpoints import random_state, set_random_state
+from icnn.learning.history import History
+from icnn.learning.parallel import Shard, Team
+from icnn.learning.progress import Silence
+from icnn.solvers.solution import Solution, Status
+
+# What of a run is stored as it is.
+PLAIN = ("epoch", "step", "number", "halted", "least", "kept", "began")
+
+
+class Step(nn.Module):
+    """The loss as a module, so that whatever it does with the energy counts as a pass of it."""
+
+    def __init__(self, energy: nn.Module, loss: Callable[..., Any]):
+        super().__init__()
+        self.energy, self.loss, self.solution = energy, loss, None
+
+    def forward(self, batch: Any) -> Tensor:
+        parts = batch if isinstance(batch, list | tuple) else (batch,)
+        found = self.loss(self.energy, *parts)
+        value, self.solution = found if isinstance(found, tuple) else (found, None)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"`loss` must give one number, as a tensor, got {got}: take the mean")
+        return value.reshape(())
+
+
+@dataclass
+class Sums:
+    """Of the examples of an epoch."""
+
+    loss: float = 0.0
+    count: float = 0.0
+    gap: float = -math.inf
+    solved: int = 0
+    converged: int = 0
+
+    def add(self, loss: float, examples: float, solution: Any) -> None:
+        """One more batch."""
+        self.loss += loss * examples
+        self.count += examples
+        if isinstance(solution, Solution):
+            self.gap = max(self.gap, float(solution.gap.max())) if len(solution.gap) else self.gap
+            self.solved += len(solution.gap)
+            self.converged += int(solution.converged.sum())
+
+    def row(self) -> dict[str, float]:
+        """The mean loss, and what is known of answers."""
+        found = {"loss": self.loss / self.count if self.count else math.nan}
+        if self.solved:
+            found |= {"gap": self.gap, "converged": self.converged / self.solved}
+        return found
+
+
+@dataclass(repr=False)
+class Run:
+    """A training run: what callbacks see, and what a checkpoint holds.
+
+    Attributes:
+        energy: What is trained.
+        optimizer: What moves it.
+        history: The epochs so far.
+        epoch: How many of them are behind us.
+    """
+
+    energy: nn.Module
+    optimizer: Optimizer
+    loader: Iterable[Any]
+    loss: Callable[..., Any]
+    epochs: int
+    schedule: LRScheduler | None
+    clip: float | None
+    precision: torch.dtype | None
+    validation: Any
+    patience: int | None
+    path: Path | None
+    every: int | None
+    callbacks: tuple[Callable[["Run"], Any], ...]
+    team: Team
+    shares: Shard | None
+    history: History = field(default_factory=History)
+    epoch: int = 0
+    step: int = 0  # of the epoch
+    number: int = 0  # of steps in all
+    halted: bool = False
+    least: float = math.inf
+    kept: dict[str, Any] | None = None  # the weights of the best epoch
+    sums: Sums = field(default_factory=Sums)
+    began: dict[str, Any] = field(default_factory=dict)  # generators at the start of the epoch
+    now: dict[str, Any] | None = None  # and where a checkpoint in the middle of it was written
+    interrupted: list[int] = field(default_factory=list)
+    screens: list[Silence] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.model = self.team.wrap(Step(self.energy, self.loss))
+        device = self.team.device.type
+        self.scaler = torch.amp.GradScaler(device, enabled=self.precision == torch.float16)
+        self.lately: deque[float] = deque(maxlen=3)
+
+    def train(self) -> History:
+        """All epochs that are left."""
+        try:
+            while (reason := self.over()) is None:
+                self.go_through()
+                self.heed()
+        finally:
+            self.optimizer.zero_grad()
+            self.energy.eval()
+        self.history.stopped = reason
+        if self.kept is not None:
+            self.energy.load_state_dict(self.kept)
+        return self.history
+
+    def over(self) -> str | None:
+        """Why there is no other epoch, if there is none."""
+        if self.halted:
+            return "a callback ended it"
+        if self.patience is not None and self.epoch - self.history.best >= self.patience:
+            return f"no better validation in {self.patience} epochs"
+        return "all of them" if self.epoch >= self.epochs else None
+
+    def go_through(self) -> None:
+        """One epoch, from where a checkpoint left it."""
+        self.energy.train()
+        since = time.perf_counter()
+        steps = length(self.loader)
+        for screen in self.screens:
+            screen.begin(self.epoch + 1, steps, self.step)
+        seen = self.step
+        if not seen:
+            self.sums, self.began = Sums(), self.team.agree(random_state(self.loader))
+        if seen or self.team.size > 1:
+            set_random_state(self.began, self.loader)
+        batches = iter(self.loader)
+        for place in count():
+            if seen and place == seen and self.now is not None:
+                set_random_state(self.now, self.loader)
+            batch = next(batches, None)
+            if batch is None:
+                break
+            if not place and not self.team.leads:
+                # One order of examples for all processes; dropout of its own for each.
+                torch.manual_seed(int(torch.randint(2**62, ())) + self.team.rank)
+            if place >= seen:
+                self.advance(batch)
+        if not self.step:
+            again = ", as an iterator that can be read only once" if self.epoch else ""
+            raise ValueError(
+                f"`loader` must give batches, got none in epoch {self.epoch + 1}{again}"
+            )
+        self.close_epoch(time.perf_counter() - since)
+
+    def advance(self, batch: Any) -> None:
+        """One step of the optimiser."""
+        batch = self.moved(batch)
+        with self.cast():
+            loss = self.model(batch)
+        if not loss.requires_grad:
+            raise ValueError("`loss` must depend on weights of `energy`, got one that does not")
+        self.optimizer.zero_grad()
+        share = self.shares.share(self.step) if self.shares else 1.0
+        self.scaler.scale(loss * share).backward()
+        self.scaler.unscale_(self.optimizer)
+        weights = [p for group in self.optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in weights if p.grad is not None]
+        norm = get_total_norm(gradients)
+        if self.clip is not None:
+            clip_grads_with_norm_(weights, self.clip, norm)
+        # One look at the device for both.
+        value, size = torch.stack([loss.detach().double(), norm.double()]).tolist()
+        self.check(value, size)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.schedule is not None:
+            self.schedule.step()
+
+        module: Any = self.model if self.team.size == 1 else self.model.module
+        if share:
+            self.sums.add(value, examples(batch), module.solution)
+        module.solution = None
+        self.lately.append(value)
+        self.step, self.number = self.step + 1, self.number + 1
+        for screen in self.screens:
+            screen.step(self.number, {"last": value, **self.sums.row()})
+        if self.interrupted or (self.every is not None and self.step % self.every == 0):
+            self.save()
+        self.heed()
+
+    def heed(self) -> None:
+        """Ctrl-C, when all is in order."""
+        if self.interrupted:
+            told = f"interrupted in epoch {self.epoch + 1} after step {self.step}"
+            more = f": resume=True goes on from {self.path}" if self.path else ""
+            raise KeyboardInterrupt(told + more)
+
+    def check(self, loss: float, norm: float) -> None:
+        """Numbers, or a clear end."""
+        scaled = self.scaler.is_enabled()  # its own way with gradients that overflow
+        if math.isfinite(loss) and (scaled or math.isfinite(norm)):
+            return
+        if not math.isfinite(loss):
+            what = f"the loss is {loss:g}"
+            module: Any = self.model if self.team.size == 1 else self.model.module
+            status = getattr(module.solution, "status", torch.empty(0))
+            broken = int((status == int(Status.NONFINITE)).sum())
+            what += f" ({broken} of {len(status)} answers have no finite energy)" if broken else ""
+        else:
+            names = (
+                name
+                for name, p in self.energy.named_parameters()
+                if p.grad is not None and not bool(p.grad.isfinite().all())
+            )
+            what = f"the gradient of `{next(names, 'a parameter')}` is not finite"
+        self.fail(what)
+
+    def fail(self, what: str) -> None:
+        """The end."""
+        before = ", ".join(f"{value:.3g}" for value in self.lately)
+        lately = f" The steps before had {before}." if before else ""
+        there = self.path is not None and self.path.exists()
+        raise FloatingPointError(
+            f"{what} in epoch {self.epoch + 1}, step {self.step + 1}.{lately} A lower learning "
+            "rate or `clip` may help; else look at the data. "
+            + (f"The last good checkpoint is {self.path}." if there else "There is no checkpoint.")
+        )
+
+    def close_epoch(self, seconds: float) -> None:
+        """Validation, the best weights, callbacks, the checkpoint."""
+        if not all(bool(p.isfinite().all()) for p in self.energy.parameters()):
+            self.fail("a weight is not finite")
+        row = {"epoch": self.epoch + 1, **self.joined().row()}
+        self.epoch, self.step, self.now = self.epoch + 1, 0, None
+        if self.validation is not None:
+            score = self.team.agree(self.validate() if self.team.leads else 0.0)
+            if math.isnan(score):
+                self.fail("the validation is nan")
+            row["validation"] = score
+        row |= {"rate": float(self.optimizer.param_groups[0]["lr"]), "seconds": seconds}
+        self.history.rows.append(row)
+        if self.validation is None or row["validation"] < self.least or self.history.best == 0:
+            self.history.best = self.epoch
+            if self.validation is not None:
+                self.least, self.kept = row["validation"], snapshot(self.energy)
+        for screen in self.screens:
+            screen.end(self.number, row)
+        asked = [callback(self) is True for callback in self.callbacks]
+        self.halted = self.team.agree(any(asked))
+        self.save()
+
+    def joined(self) -> Sums:
+        """The sums of all processes."""
+        parts: list[Sums] = self.team.gather(self.sums)
+        return Sums(
+            sum(part.loss for part in parts),
+            sum(part.count for part in parts),
+            max(part.gap for part in parts),
+            sum(part.solved for part in parts),
+            sum(part.converged for part in parts),
+        )
+
+    def validate(self) -> float:
+        """The mean loss on the validation's batches, or what its function says."""
+        self.energy.eval()
+        with torch.no_grad(), self.cast():
+            if callable(self.validation):
+                return float(self.validation(self.energy))  # pyright: ignore
+            sums, step = Sums(), Step(self.energy, self.loss)
+            for batch in self.validation:
+                batch = self.moved(batch)
+                sums.add(float(step(batch)), examples(batch), None)
+        if not sums.count:
+            raise ValueError("`validation` must give batches, got none")
+        return sums.row()["loss"]
+
+    def moved(self, batch: Any) -> Any:
+        """A batch where the energy is."""
+        device = self.team.device
+        return pytree.tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
+
+    def cast(self) -> torch.autocast:
+        """Autocast, if it is wanted."""
+        wanted = self.precision is not None
+        return torch.autocast(self.team.device.type, dtype=self.precision, enabled=wanted)
+
+    def save(self) -> None:
+        """Write the checkpoint, if one is wanted."""
+        if self.path is None:
+            return
+        states = self.team.gather(random_state(self.loader))
+        if self.team.leads:
+            checkpoints.save(self.path, self.state_dict() | {"now": states})
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the rest of the run depends on."""
+        return {
+            "energy": self.energy.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict() if self.schedule else None,
+            "scaler": self.scaler.state_dict(),
+            "rows": self.history.rows,
+            "best": self.history.best,
+            "sums": asdict(self.sums),
+            **{name: getattr(self, name) for name in PLAIN},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        if (self.schedule is None) != (state["schedule"] is None):
+            raise ValueError("`schedule` must be there as it was when the checkpoint was written")
+        try:
+            self.energy.load_state_dict(state["energy"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            told = f"{self.path} is a checkpoint of another energy or optimiser: {error}"
+            raise ValueError(told) from error
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.history = History(state["rows"], state["best"])
+        self.sums = Sums(**state["sums"])
+        for name in PLAIN:
+            setattr(self, name, state[name])
+        states = state["now"]
+        if self.step and len(states) != self.team.size:
+            raise ValueError(
+                f"{self.path} was written in the middle of an epoch by {len(states)} processes, "
+                f"and is resumed by as many, got {self.team.size}"
+            )
+        self.now = state = states[self.team.rank % len(states)]
+        set_random_state(state, self.loader)
+
+
+def snapshot(module: nn.Module) -> dict[str, Any]:
+    """A copy of its weights."""
+    return {
+        name: value.detach().cpu().clone() if isinstance(value, Tensor) else value
+        for name, value in module.state_dict().items()
+    }
+
+
+def examples(batch: Any) -> int:
+    """How many there are in a batch: as many as in its first tensor."""
+    leaves = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim)
+    return next((len(leaf) for leaf in leaves), 1)
+
+
+def length(loader: Any) -> int | None:
+    """How many batches there are, where that is known."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
