@@ -1,5 +1,7 @@
 """Input convex neural networks: energies `f(x, y)` that are convex in `y` by construction."""
 
+from typing import TYPE_CHECKING, Any
+
 from icnn import losses
 from icnn.energies import activations
 from icnn.energies.activations import Activation
@@ -24,6 +26,9 @@ from icnn.solvers.gradient import ProjectedGradient
 from icnn.solvers.solution import Solution, Status
 from icnn.solvers.stream import stream
 
+if TYPE_CHECKING:
+    from icnn.estimators.convex_regressor import ConvexRegressor
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -34,6 +39,7 @@ __all__ = [
     "Bundle",
     "BundleEntropy",
     "ConvPICNN",
+    "ConvexRegressor",
     "Energy",
     "History",
     "LinearProgram",
@@ -60,3 +66,15 @@ __all__ = [
     "save",
     "stream",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Estimators need scikit-learn, which is not needed for all the rest."""
+    if name == "ConvexRegressor":
+        from icnn.extras import require
+
+        require("sklearn", "sklearn")
+        from icnn.estimators.convex_regressor import ConvexRegressor
+
+        return ConvexRegressor
+    raise AttributeError(f"module 'icnn' has no attribute {name!r}")

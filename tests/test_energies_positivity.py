@@ -124,3 +124,26 @@ def test_unknown_positivity():
             ):
                 make(unknown)
     assert set(POSITIVITY) == {*POSITIVITIES, None}
+
+
+@pytest.mark.parametrize("dim_x", [0, 2])
+def test_monotone_whatever_an_optimiser_does(dim_x: int):
+    torch.manual_seed(0)
+    signs = (1, -1, 0)
+    energy = icnn.PICNN(2, 3, (8, 8), monotone=signs) if dim_x else icnn.FICNN(3, monotone=signs)
+    x = torch.randn(40, 2) if dim_x else None
+    optimizer = torch.optim.SGD(energy.parameters(), lr=0.3)
+    for _ in range(10):
+        y = torch.randn(40, 3, requires_grad=True)
+        (slope,) = torch.autograd.grad(energy(x, y).sum(), y)
+        assert slope[:, 0].min() >= 0
+        assert slope[:, 1].max() <= 0
+        optimizer.zero_grad()
+        (energy(x, y) + y @ torch.tensor([1.0, -1.0, 1.0])).square().mean().backward()
+        optimizer.step()
+    f, y = energy.at(x), torch.randn(40, 3)
+    before = f(y)
+    icnn.project_(energy)
+    torch.testing.assert_close(energy.at(x)(y), before, rtol=0, atol=0)
+    assert (energy.layers[0].wy.weight[:, 0] >= 0).all()  # pyright: ignore
+    assert icnn.check_convexity(energy, x).proved

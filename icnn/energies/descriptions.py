@@ -25,8 +25,8 @@ Table = dict[type[nn.Module], str]
 # What a file may hold: a class and the arguments of its constructor, kept as attributes under the
 # same names. `argument` knows those that are not plain numbers and words.
 ENERGIES: Table = {
-    FICNN: "dim_y hidden dim_x activation positivity",
-    PICNN: "dim_x dim_y hidden activation x_activation x_norm positivity",
+    FICNN: "dim_y hidden dim_x activation positivity monotone",
+    PICNN: "dim_x dim_y hidden activation x_activation x_norm positivity monotone",
     ConvPICNN: "x_shape y_shape convs hidden activation x_activation x_norm positivity",
     Convexified: "module y_shape positivity",
     Score: "net",

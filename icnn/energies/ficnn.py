@@ -10,10 +10,11 @@ from icnn.checks import check_batch, check_choice, check_count, check_widths
 from icnn.energies.activations import IDENTITY, Activation, convex_activation
 from icnn.energies.energy import Dense, LayeredEnergy
 from icnn.energies.initialisation import PASSED, nonnegative_weight, spread_
-from icnn.energies.layers import POSITIVITY, frozen
+from icnn.energies.layers import POSITIVITY, Constrained, frozen
+from icnn.energies.monotone import check_monotone, clip_, signed, turn_
 
 
-class FICNN(LayeredEnergy):
+class FICNN(LayeredEnergy, Constrained):
     """An energy that is jointly convex in all that it sees.
 
         z_{i+1} = g_i(Wz_i z_i + Wy_i y + b_i),    f(y) = z_k,    Wz_i >= 0
@@ -25,6 +26,8 @@ class FICNN(LayeredEnergy):
             otherwise `x` enters every layer as `y` does, and the energy is convex in both.
         activation: A convex, non-decreasing activation: a name, or an `icnn.Activation`.
         positivity: How `Wz` is kept non-negative, see `icnn.NonNegative`.
+        monotone: Where the energy rises (1) or falls (-1) in `y`: a sign for each coordinate, or
+            one for all; 0 is either.
 
     Examples:
         >>> energy = icnn.FICNN(dim_y=2)
@@ -40,6 +43,7 @@ class FICNN(LayeredEnergy):
         dim_x: int = 0,
         activation: str | Activation = "relu",
         positivity: str | None = "project",
+        monotone: int | Sequence[int] | None = None,
     ):
         super().__init__()
         self.dim_y = check_count("dim_y", dim_y)
@@ -48,11 +52,14 @@ class FICNN(LayeredEnergy):
         self.hidden = check_widths("hidden", hidden)
         self.activation = convex_activation("activation", activation)
         self.positivity = check_choice("positivity", positivity, list(POSITIVITY))
+        self.monotone = check_monotone(monotone, self.dim_y)
         z_widths = (0, *self.hidden, 1)
         self.layers = nn.ModuleList(
             FullLayer(self.activation, before, after, self.dim_x, self.dim_y, self.positivity)
             for before, after in pairwise(z_widths)
         )
+        for layer in self.layers:
+            turn_(layer.wy, self.monotone)  # pyright: ignore
 
     @property
     def _weight(self) -> Tensor:
@@ -64,13 +71,18 @@ class FICNN(LayeredEnergy):
     def describe(self, x: Tensor | None) -> list[Dense]:
         if self.dim_x:
             x = check_batch("x", x, (None, self.dim_x), like=self._weight)
-        *hidden, last = (layer(x) for layer in self.layers)
+        *hidden, last = (signed(layer(x), self.monotone) for layer in self.layers)
         return [*hidden, last._replace(activation=IDENTITY)]
+
+    def project_(self) -> None:
+        for layer in self.layers:
+            clip_(layer.wy.weight, self.monotone)  # pyright: ignore
 
     def extra_repr(self) -> str:
         return (
             f"dim_y={self.dim_y}, hidden={self.hidden}, dim_x={self.dim_x}, "
             f"activation={self.activation.name!r}, positivity={self.positivity!r}"
+            + ("" if self.monotone is None else f", monotone={self.monotone}")
         )
 
 

@@ -18,7 +18,7 @@ from icnn.energies.activations import smooth_plus
 M = TypeVar("M", bound=nn.Module)
 
 
-def _clip_straight_through(raw: Tensor) -> Tensor:
+def clip_straight_through(raw: Tensor) -> Tensor:
     """`max(raw, 0)`, with the gradient of the identity so that a clipped weight can come back.
 
     In floating point raw + (0 - raw) is exactly 0 and raw + (raw - raw) exactly raw.
@@ -49,7 +49,7 @@ def _inverse_softplus(weight: Tensor) -> Tensor:
 
 
 POSITIVITY: dict[str | None, Positivity] = {
-    "project": Positivity(_clip_straight_through, _unchanged),
+    "project": Positivity(clip_straight_through, _unchanged),
     "softplus": Positivity(smooth_plus, _inverse_softplus),
     "exp": Positivity(torch.exp, _log),
     "square": Positivity(torch.square, torch.sqrt),
@@ -68,7 +68,15 @@ def frozen(parameter: Tensor) -> Tensor:
     return parameter if torch.is_grad_enabled() else parameter.view_as(parameter)
 
 
-class NonNegative(nn.Module):
+class Constrained(nn.Module):
+    """A module that stores weights which it reads as if they were in some set."""
+
+    def project_(self) -> None:
+        """Store them as they are read."""
+        raise TypeError(f"{type(self).__name__} must define `project_()`")
+
+
+class NonNegative(Constrained):
     """A tensor that is non-negative whenever it is read by calling the module.
 
     What is stored has the name of its mode in a `state_dict`, so that weights stored in one mode
@@ -109,6 +117,15 @@ class NonNegative(nn.Module):
         self.raw.copy_(POSITIVITY[self.positivity].raw(value.detach()))
 
     @torch.no_grad()
+    def scale_(self, factor: float) -> None:
+        """Multiply what is read by a positive number."""
+        way = POSITIVITY[self.positivity]
+        if way.raw is _unchanged:
+            self.raw.mul_(factor)
+        else:
+            self.raw.copy_(way.raw(way.effective(self.raw) * factor))
+
+    @torch.no_grad()
     def project_(self) -> None:
         """Clip what is stored to what is read. Reparametrised tensors have nothing to clip."""
         if self.positivity == "project":
@@ -121,7 +138,7 @@ class NonNegative(nn.Module):
 def project_(module: M) -> M:
     """Clip every constrained weight of `module` to its set, in place, and return the module."""
     for part in check_instance("module", module, nn.Module).modules():
-        if isinstance(part, NonNegative):
+        if isinstance(part, Constrained):
             part.project_()
     return module
 
@@ -139,7 +156,10 @@ def keep_convex(module: nn.Module, optimizer: torch.optim.Optimizer) -> Removabl
     if not any(id(p) in moved for p in module.parameters()):
         raise ValueError("`optimizer` must hold parameters of `module`, got one that holds none")
 
+    parts = [part for part in module.modules() if isinstance(part, Constrained)]
+
     def tidy(*_) -> None:
-        project_(module)
+        for part in parts:
+            part.project_()
 
     return optimizer.register_step_post_hook(tidy)

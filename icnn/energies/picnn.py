@@ -10,12 +10,13 @@ from icnn.checks import check_batch, check_choice, check_count, check_widths
 from icnn.energies.activations import IDENTITY, Activation, any_activation, convex_activation
 from icnn.energies.energy import Dense, LayeredEnergy
 from icnn.energies.initialisation import PASSED, nonnegative_weight, open_gate_, spread_
-from icnn.energies.layers import POSITIVITY, frozen
+from icnn.energies.layers import POSITIVITY, Constrained, frozen
+from icnn.energies.monotone import check_monotone, clip_, signed, turn_
 
 NORMS = {None: nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
-class PICNN(LayeredEnergy):
+class PICNN(LayeredEnergy, Constrained):
     """An energy that is convex in `y` and an arbitrary network in `x`.
 
         u_{i+1} = h_i(V_i u_i + v_i),    u_0 = x
@@ -32,6 +33,8 @@ class PICNN(LayeredEnergy):
         x_activation: Any activation, for the x-path.
         x_norm: `None`, `"batch"` or `"layer"`: what normalises the x-path before its activation.
         positivity: How `Wz` is kept non-negative, see `icnn.NonNegative`.
+        monotone: Where the energy rises (1) or falls (-1) in `y`: a sign for each coordinate, or
+            one for all; 0 is either.
 
     Examples:
         >>> energy = icnn.PICNN(dim_x=3, dim_y=2)
@@ -50,6 +53,7 @@ class PICNN(LayeredEnergy):
         x_activation: str | Activation = "relu",
         x_norm: str | None = None,
         positivity: str | None = "project",
+        monotone: int | Sequence[int] | None = None,
     ):
         super().__init__()
         self.dim_x = check_count("dim_x", dim_x)
@@ -60,6 +64,7 @@ class PICNN(LayeredEnergy):
         self.x_activation = any_activation("x_activation", x_activation)
         self.x_norm = check_choice("x_norm", x_norm, list(NORMS))
         self.positivity = check_choice("positivity", positivity, list(POSITIVITY))
+        self.monotone = check_monotone(monotone, self.dim_y)
         u_widths = (self.dim_x, *self.hidden)
         self.x_path = nn.ModuleList(
             XLayer(self.x_activation, before, after, self.x_norm, first=i == 0)
@@ -78,6 +83,8 @@ class PICNN(LayeredEnergy):
             )
             for i, (u, (before, after)) in enumerate(zip(u_widths, pairwise(z_widths), strict=True))
         )
+        for layer in self.layers:
+            turn_(layer.wy, self.monotone)  # pyright: ignore
 
     @property
     def _weight(self) -> Tensor:
@@ -92,13 +99,19 @@ class PICNN(LayeredEnergy):
         for x_layer, layer in zip(self.x_path, self.layers[1:], strict=True):
             u = x_layer(u)
             layers.append(layer(u))
-        return [*layers[:-1], layers[-1]._replace(activation=IDENTITY)]
+        *hidden, last = (signed(layer, self.monotone) for layer in layers)
+        return [*hidden, last._replace(activation=IDENTITY)]
+
+    def project_(self) -> None:
+        for layer in self.layers:
+            clip_(layer.wy.weight, self.monotone)  # pyright: ignore
 
     def extra_repr(self) -> str:
         return (
             f"dim_x={self.dim_x}, dim_y={self.dim_y}, hidden={self.hidden}, "
             f"activation={self.activation.name!r}, x_activation={self.x_activation.name!r}, "
             f"x_norm={self.x_norm!r}, positivity={self.positivity!r}"
+            + ("" if self.monotone is None else f", monotone={self.monotone}")
         )
 
 

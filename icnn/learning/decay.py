@@ -1,7 +1,7 @@
 """Weight decay on the weights that a network uses, however they are stored."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from icnn.energies.layers import NonNegative
@@ -20,16 +20,12 @@ def decay(module: nn.Module, optimizer: torch.optim.Optimizer, rate: float) -> R
     def shrink(*_: object) -> None:
         for group in optimizer.param_groups:
             factor = 1 - float(group["lr"]) * rate
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    shrink_one(weight, constrained.get(id(weight)), factor)
+            moved = [weight for weight in group["params"] if weight.grad is not None]
+            plain = [w for w in moved if w.ndim > 1 and id(w) not in constrained]
+            if plain:
+                torch._foreach_mul_(plain, factor)  # pyright: ignore
+            for weight in moved:
+                if id(weight) in constrained:
+                    constrained[id(weight)].scale_(factor)
 
     return optimizer.register_step_pre_hook(shrink)
-
-
-def shrink_one(weight: Tensor, owner: NonNegative | None, factor: float) -> None:
-    """One of them."""
-    if owner is not None:
-        owner.set_(owner() * factor)
-    elif weight.ndim > 1:
-        weight.mul_(factor)

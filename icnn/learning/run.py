@@ -4,6 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils import _pytree as pytree
@@ -182,7 +183,7 @@ class Run:
         self.scaler.unscale_(self.optimizer)
         weights = [p for group in self.optimizer.param_groups for p in group["params"]]
         gradients = [p.grad for p in weights if p.grad is not None]
-        norm = get_total_norm(gradients)
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))  # pyright: ignore
         if self.clip is not None:
             clip_grads_with_norm_(weights, self.clip, norm)
         # One look at the device for both.
@@ -294,12 +295,15 @@ class Run:
     def moved(self, batch: Any) -> Any:
         """A batch where the energy is."""
         device = self.team.device
+        if isinstance(batch, list | tuple) and all(isinstance(part, Tensor) for part in batch):
+            return [part.to(device, non_blocking=True) for part in batch]  # by far the usual case
         return pytree.tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
 
-    def cast(self) -> torch.autocast:
+    def cast(self) -> Any:
         """Autocast, if it is wanted."""
-        wanted = self.precision is not None
-        return torch.autocast(self.team.device.type, dtype=self.precision, enabled=wanted)
+        if self.precision is None:
+            return nullcontext()
+        return torch.autocast(self.team.device.type, dtype=self.precision)
 
     def save(self) -> None:
         """Write the checkpoint, if one is wanted."""
@@ -359,7 +363,8 @@ def snapshot(module: nn.Module) -> dict[str, Any]:
 
 def examples(batch: Any) -> int:
     """How many there are in a batch: as many as in its first tensor."""
-    leaves = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim)
+    parts = batch if isinstance(batch, list) else pytree.tree_leaves(batch)
+    leaves = (leaf for leaf in parts if isinstance(leaf, Tensor) and leaf.ndim)
     return next((len(leaf) for leaf in leaves), 1)
 
 
