@@ -127,9 +127,10 @@ def draw(model: icnn.ConvexRegressor, path: Path) -> None:
     random, grid = np.random.default_rng(3), np.linspace(-2.6, 2.6, 300)[:, None]
     y = random.uniform(-2, 2, (40, 1))
     values = np.maximum(np.abs(y[:, 0]) - 0.5, 0) + 0.25 * random.normal(size=40)
-    plain = MLPRegressor(hidden_layer_sizes=(64, 64), max_iter=3000, alpha=0, random_state=0).fit(
-        y, values
+    plain = MLPRegressor(
+        hidden_layer_sizes=(48, 48), solver="lbfgs", max_iter=3000, alpha=0, random_state=0
     )
+    plain.fit(y, values)
     left.plot(y, values, "k.", ms=4)
     left.plot(grid, plain.predict(grid), color="gray", label="feed-forward network")
     left.plot(grid, icnn.ConvexRegressor(random_state=0).fit(y, values).predict(grid),
@@ -157,7 +158,7 @@ def draw(model: icnn.ConvexRegressor, path: Path) -> None:
         best = model.minimize([[up, down, m, v]])
         at = model.predict(np.hstack([[[up, down, m, v]], best]))
         right.plot(best, at, "o", color=f"C{i}")
-    right.set_title("$f(x, y)$ convex in $y$: three $x$, and minimize(x)")
+    right.set_title("$f(x, y)$ for three $x$, and minimize(x)")
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

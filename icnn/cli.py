@@ -86,3 +86,34 @@ def bench(
     from icnn.experiments.bench import Settings, run
 
     run(Settings(tuple(names or ()), seed=seed, out=out, fast=fast))
+
+
+reproduce = typer.Typer(
+    help="The paper's experiments, under an honest protocol.", no_args_is_help=True
+)
+app.add_typer(reproduce, name="reproduce")
+Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on.")]
+Final = Annotated[
+    bool,
+    typer.Option("--final", help="Read the test set. Each reading is noted in readings.jsonl."),
+]
+
+
+@reproduce.command()
+def synthetic(
+    seed: Seed = 0,
+    seeds: Seeds = 5,
+    out: Out = Path("icnn-synthetic"),
+    fast: Fast = False,
+    final: Final = False,
+) -> None:
+    """Labels of points in the plane: FICNN and PICNN, a plain network, a support vector machine.
+
+    Writes synthetic.json, synthetic.png and synthetic.html: some minutes.
+    """
+    import torch
+
+    from icnn.experiments.synthetic import Settings, run
+
+    torch.set_num_threads(1)  # the networks are small: more threads would only wait for each other
+    run(Settings(seed=seed, seeds=seeds, out=out, fast=fast, final=final))

@@ -4,6 +4,7 @@ A document holds `<!-- results: NAME -->` and `<!-- end -->` on lines of their o
 between them is made from `results/NAME.json` by `python -m icnn.report README.md docs`.
 """
 
+import base64
 import json
 import math
 import platform
@@ -11,6 +12,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,24 @@ PLACE = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL
 
 Row = Mapping[str, str | float]
 
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto;
+  padding: 0 1rem }}
+table {{ border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }}
+td, th {{ padding: 0.2rem 0.8rem; border-bottom: 1px solid #8884 }}
+img {{ max-width: 100%; background: white }} p {{ white-space: pre-line }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #181a1f; color: #ddd }} }}
+</style></head><body>
+{body}
+</body></html>
+"""
 
-def write(
-    name: str, settings: Mapping[str, Any], rows: Sequence[Row], folder: Path = RESULTS
-) -> Path:
-    """Store a table with all that it takes to make it again."""
-    result = {
+
+def result(settings: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """A table with all that it takes to make it again."""
+    return {
         "settings": dict(settings),
         "rows": [dict(row) for row in rows],
         "made": {
@@ -36,10 +50,50 @@ def write(
             **{package: found for package in PACKAGES if (found := installed(package))},
         },
     }
+
+
+def write(
+    name: str, settings: Mapping[str, Any], rows: Sequence[Row], folder: Path = RESULTS
+) -> Path:
+    """Store a table."""
+    return store(name, result(settings, rows), folder)
+
+
+def store(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Write a result to its file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     return path
+
+
+def publish(
+    name: str,
+    title: str,
+    result: Mapping[str, Any],
+    parts: Sequence[str | Path | Sequence[Row]],
+    folder: Path,
+    *,
+    reading: bool,
+) -> list[Path]:
+    """What an experiment leaves behind: its JSON, a page to look at, and a note of each reading.
+
+    Args:
+        name: Of the files.
+        title: Of the page.
+        result: As `result` makes it, with what else there is to keep.
+        parts: Of the page, in turn: text, a picture's path, or the rows of a table.
+        folder: Where to.
+        reading: Whether the test set was looked at: then a line in `readings.jsonl` says so.
+    """
+    made = store(name, result, folder)
+    if reading:
+        with (folder / "readings.jsonl").open("a") as file:
+            note = {"name": name, **{key: result[key] for key in ("made", "settings", "rows")}}
+            file.write(json.dumps(note) + "\n")
+    path = folder / f"{name}.html"
+    path.write_text(page(title, result, parts))
+    return [made, path]
 
 
 def installed(package: str) -> str | None:
@@ -64,6 +118,36 @@ def table(rows: Sequence[Row]) -> str:
     rules = ["---" if isinstance(rows[0][column], str) else "---:" for column in columns]
     lines = [columns, rules, *([cell(row[column]) for column in columns] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def page(title: str, result: Mapping[str, Any], parts: Sequence[Any]) -> str:
+    """One HTML file, pictures within it."""
+    body = [f"<h1>{escape(title)}</h1>"]
+    for part in parts:
+        if isinstance(part, str):
+            body += [f"<p>{escape(text)}</p>" for text in part.strip().split("\n\n")]
+        elif isinstance(part, Path):
+            data = base64.b64encode(part.read_bytes()).decode()
+            body.append(f'<img alt="{escape(part.stem)}" src="data:image/png;base64,{data}">')
+        else:
+            head, rule, *lines = (line[2:-2].split(" | ") for line in table(part).splitlines())
+            sides = ["right" if cell.endswith(":") else "left" for cell in rule]
+            rows = [("th", head), *(("td", line) for line in lines)]
+            cells = (
+                "".join(
+                    f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>'
+                    for side, cell in zip(sides, line, strict=True)
+                )
+                for tag, line in rows
+            )
+            body.append(f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>")
+    for key in ("settings", "made"):
+        lines = "".join(
+            f"<tr><td>{escape(str(name))}</td><td>{escape(str(value))}</td></tr>"
+            for name, value in result[key].items()
+        )
+        body.append(f"<h2>{key.capitalize()}</h2><table>{lines}</table>")
+    return PAGE.format(title=escape(title), body="\n".join(body))
 
 
 def fill(text: str, folder: Path = RESULTS) -> str:

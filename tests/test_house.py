@@ -52,6 +52,30 @@ def test_demo_draws_and_repeats_itself(tmp_path: Path):
     assert valley["slices f(x, .) that bend down, of 241"] == 0
 
 
+def test_synthetic_writes_numbers_a_picture_and_a_page(tmp_path: Path):
+    told = command("reproduce", "synthetic", "--fast", "--final", "--out", str(tmp_path))
+    result = json.loads((tmp_path / "synthetic.json").read_text())
+    assert [row["data"] for row in result["rows"]] == ["moons", "circles", "linear", "blobs"]
+    assert len(result["runs"]) == 16
+    assert result["made"]["torch"] == torch.__version__
+    assert result["rows"][0]["PICNN"] in told
+    assert (tmp_path / "synthetic.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "synthetic.html").read_text()
+    assert "data:image/png;base64," in page
+    assert result["rows"][0]["RBF SVM"] in page
+    assert "weight_decay" in page
+    (reading,) = (tmp_path / "readings.jsonl").read_text().splitlines()
+    assert json.loads(reading)["rows"] == result["rows"]
+
+
+def test_estimators_are_found_by_name():
+    from icnn.estimators.convex_regressor import ConvexRegressor
+
+    assert icnn.ConvexRegressor is ConvexRegressor
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        icnn.Nothing  # noqa: B018  # pyright: ignore
+
+
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'torch-icnn\[viz\]'"):
         require("no_such_module", "viz")

@@ -47,8 +47,8 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
             activation.
         max_steps: Of the optimiser.
         learning_rate: Of Adam; it rises at first, and falls to zero.
-        weight_decay: See `icnn.fit`.
-        batch_size: Examples of a step; by default 32, or a fiftieth of all if that is more.
+        weight_decay: See `icnn.fit`; by default 30 times columns over examples, and at most 1.
+        batch_size: Examples of a step; by default 64, or a fiftieth of all if that is more.
         device: Where to train, as PyTorch calls it.
         random_state: A seed, for the same result again.
         progress: Whether a bar shows how far `fit` is.
@@ -75,11 +75,11 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
         x_columns: Sequence[int | str] = (),
         concave: bool = False,
         monotone: int | Sequence[int] | None = None,
-        hidden: Sequence[int] = (64, 64),
+        hidden: Sequence[int] = (48, 48),
         activation: Any = "relu",
         max_steps: int = 1500,
-        learning_rate: float = 1e-2,
-        weight_decay: float = 0.3,
+        learning_rate: float = 2e-2,
+        weight_decay: float | None = None,
         batch_size: int | None = None,
         device: str = "cpu",
         random_state: Any = None,
@@ -124,7 +124,8 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
         target = sign * (values - self.value_mean_) / self.value_scale_
 
         seed = check_random_state(self.random_state).randint(2**31)
-        with torch.random.fork_rng(devices=[]):
+        place = torch.device(self.device)
+        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
             torch.manual_seed(int(seed))
             widths = tuple(self.hidden)
             if len(self.x_columns_):
@@ -134,10 +135,13 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
                 energy = FICNN(free, widths, activation=self.activation, monotone=signs)
             self.energy_ = energy.to(self.device)
             columns = self._standardised(X)
-            size = self.batch_size or max(32, len(X) // 50)
+            size = self.batch_size or max(64, len(X) // 50)
             loader = batches(*columns, torch.from_numpy(target).float(), size=min(size, len(X)))
             epochs = -(-self.max_steps // len(loader))
-            fused = torch.device(self.device).type in ("cpu", "cuda")
+            decay = self.weight_decay
+            if decay is None:  # the fewer examples there are of each column, the more of it
+                decay = min(1.0, 30 * X.shape[1] / len(X))
+            fused = place.type in ("cpu", "cuda")
             optimizer = torch.optim.Adam(
                 self.energy_.parameters(), lr=self.learning_rate, betas=(0.9, 0.99), fused=fused
             )
@@ -148,7 +152,7 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
             with threads(min(size, len(X)) * max(widths) ** 2):
                 self.history_ = fit(
                     self.energy_, loader, squares, epochs=epochs, optimizer=optimizer,
-                    schedule=schedule, weight_decay=self.weight_decay, progress=self.progress,
+                    schedule=schedule, weight_decay=decay, progress=self.progress,
                 )  # fmt: skip
         return self
 
