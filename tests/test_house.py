@@ -63,7 +63,7 @@ def test_synthetic_writes_numbers_a_picture_and_a_page(tmp_path: Path):
     page = (tmp_path / "synthetic.html").read_text()
     assert "data:image/png;base64," in page
     assert result["rows"][0]["RBF SVM"] in page
-    assert "weight_decay" in page
+    assert "weight decay" in page
     (reading,) = (tmp_path / "readings.jsonl").read_text().splitlines()
     assert json.loads(reading)["rows"] == result["rows"]
 
