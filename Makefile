@@ -32,6 +32,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.gradients
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.learning
+	$(BIN)/python -m benchmarks.regression
 	$(MAKE) tables
 
 # Every table in README and docs, made anew from results/.
@@ -39,7 +40,7 @@ tables: setup
 	$(BIN)/python -m icnn.report README.md docs
 
 clean:
-	rm -rf $(VENV) site icnn-demo
+	rm -rf $(VENV) site icnn-demo icnn-synthetic
 
 # torch goes in first and pinned, so that nothing later may choose another build of it. Where pip is
 # set up (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL) to find a CPU build of that version, it takes that.

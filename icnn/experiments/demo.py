@@ -72,14 +72,9 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def minimise(loss: Callable[[], Tensor], energy: nn.Module, steps: Iterable[int]) -> None:
-    """Adam, with the constrained weights clipped after every step."""
+    """Adam; each step is a batch that says nothing."""
     optimizer = torch.optim.Adam(energy.parameters(), lr=3e-3)
-    icnn.keep_convex(energy, optimizer)
-    for _ in steps:
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-    energy.eval()
+    icnn.fit(energy, steps, lambda energy, _: loss(), epochs=1, optimizer=optimizer, progress=False)
 
 
 def bowl(track: Track) -> dict[str, Any]:
