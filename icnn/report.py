@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path("results")
-PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
+PACKAGES = ("torch-icnn", "torch", "numpy", "scipy", "scikit-learn")
 PLACE = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Row = Mapping[str, str | float]
@@ -63,7 +63,7 @@ def store(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
     """Write a result to its file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return path
 
 
@@ -92,7 +92,7 @@ def publish(
             note = {"name": name, **{key: result[key] for key in ("made", "settings", "rows")}}
             file.write(json.dumps(note) + "\n")
     path = folder / f"{name}.html"
-    path.write_text(page(title, result, parts))
+    path.write_text(page(title, result, parts), encoding="utf-8")
     return [made, path]
 
 

@@ -147,3 +147,8 @@ def test_monotone_whatever_an_optimiser_does(dim_x: int):
     torch.testing.assert_close(energy.at(x)(y), before, rtol=0, atol=0)
     assert (energy.layers[0].wy.weight[:, 0] >= 0).all()  # pyright: ignore
     assert icnn.check_convexity(energy, x).proved
+
+
+def test_monotone_needs_weights_that_are_constrained():
+    with pytest.raises(ValueError, match="`monotone` must be None with positivity=None"):
+        icnn.FICNN(2, monotone=1, positivity=None)

@@ -35,6 +35,7 @@ ENERGIES: Table = {
     Max: "energies",
     Scale: "energy c",
 }
+LATER = {"monotone"}  # arguments that older files do not have
 NETWORKS: Table = {
     nn.Sequential: "layers",
     nn.Linear: "in_features out_features bias",
@@ -107,6 +108,7 @@ def build(where: str, data: Any, table: Table) -> nn.Module:
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"`{where}` must be one of the classes {', '.join(known)}, got {name!r}")
     names = table[known[name]].split()
+    data = {**{n: None for n in names if n in LATER}, **data}
     if data.keys() != {"class", *names}:
         raise ValueError(
             f"`{where}` must give {name} the arguments {names}, got {[*data.keys() - {'class'}]}"

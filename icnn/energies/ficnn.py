@@ -52,7 +52,7 @@ class FICNN(LayeredEnergy, Constrained):
         self.hidden = check_widths("hidden", hidden)
         self.activation = convex_activation("activation", activation)
         self.positivity = check_choice("positivity", positivity, list(POSITIVITY))
-        self.monotone = check_monotone(monotone, self.dim_y)
+        self.monotone = check_monotone(monotone, self.dim_y, self.positivity)
         z_widths = (0, *self.hidden, 1)
         self.layers = nn.ModuleList(
             FullLayer(self.activation, before, after, self.dim_x, self.dim_y, self.positivity)

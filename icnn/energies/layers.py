@@ -122,6 +122,8 @@ class NonNegative(Constrained):
         way = POSITIVITY[self.positivity]
         if way.raw is _unchanged:
             self.raw.mul_(factor)
+        elif self.positivity == "square":  # the sign of what is stored stays
+            self.raw.mul_(factor**0.5)
         else:
             self.raw.copy_(way.raw(way.effective(self.raw) * factor))
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,11 +13,15 @@ from icnn.energies.layers import clip_straight_through
 from icnn.energies.passes import Dense
 
 
-def check_monotone(value: Any, dim_y: int) -> tuple[int, ...] | None:
+def check_monotone(
+    value: Any, dim_y: int, positivity: str | None = "project"
+) -> tuple[int, ...] | None:
     """One sign for each coordinate, or `None`."""
     if value is None:
         return None
-    signs = list(value) if isinstance(value, Sequence) else [value] * dim_y
+    if positivity is None:
+        raise ValueError("`monotone` must be None with positivity=None, which constrains nothing")
+    signs = list(value) if isinstance(value, Sequence | np.ndarray) else [value] * dim_y
     if len(signs) != dim_y:
         raise ValueError(f"`monotone` must be a sign, or one of each of {dim_y}, got {value!r}")
     return tuple(int(check_choice("monotone", sign, (-1, 0, 1))) for sign in signs)

@@ -64,7 +64,7 @@ class PICNN(LayeredEnergy, Constrained):
         self.x_activation = any_activation("x_activation", x_activation)
         self.x_norm = check_choice("x_norm", x_norm, list(NORMS))
         self.positivity = check_choice("positivity", positivity, list(POSITIVITY))
-        self.monotone = check_monotone(monotone, self.dim_y)
+        self.monotone = check_monotone(monotone, self.dim_y, self.positivity)
         u_widths = (self.dim_x, *self.hidden)
         self.x_path = nn.ModuleList(
             XLayer(self.x_activation, before, after, self.x_norm, first=i == 0)

@@ -106,6 +106,8 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
             y: The values there. (What the paper calls `y` are columns of `X`.)
         """
         check_count("max_steps", self.max_steps)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
         if check_number("learning_rate", self.learning_rate) <= 0:
             raise ValueError(f"`learning_rate` must be above 0, got {self.learning_rate!r}")
         found: Any = validate_data(
@@ -153,6 +155,7 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
                 self.history_ = fit(
                     self.energy_, loader, squares, epochs=epochs, optimizer=optimizer,
                     schedule=schedule, weight_decay=decay, progress=self.progress,
+                    parallel=False,
                 )  # fmt: skip
         return self
 
@@ -246,6 +249,8 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
         names = list(getattr(self, "feature_names_in_", ()))
         places = []
         for column in self.x_columns:
+            if isinstance(column, bool | np.bool_):
+                raise ValueError(f"`x_columns` must be numbers or names, got {column!r}")
             if isinstance(column, str):
                 if column not in names:
                     raise ValueError(f"`x_columns` must be columns of X, got {column!r}")
@@ -257,6 +262,8 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
                     f"`x_columns` must be columns of X, which has {self.n_features_in_}, "
                     f"got {column!r}"
                 )
+        if len(set(places)) < len(places):
+            raise ValueError(f"`x_columns` must differ, got {list(self.x_columns)!r}")
         others = [j for j in range(self.n_features_in_) if j not in places]
         if not others:
             raise ValueError("`x_columns` must leave a column to be convex in, got all of them")

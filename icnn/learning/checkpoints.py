@@ -8,19 +8,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 VERSION = 1
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a file in one piece: whoever looks sees the one before or this one."""
+def packed(state: dict[str, Any]) -> memoryview:
+    """A state as the bytes of a file."""
+    # Numbers of NumPy, as a schedule or a callback may have left them, could not be read again.
+    plain = pytree.tree_map_only(np.generic, lambda number: number.item(), state)
     data = io.BytesIO()  # torch.save says little about a disk that is full: Python's files do
-    torch.save({"version": VERSION, **state}, data)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    torch.save({"version": VERSION, **plain}, data)
+    return data.getbuffer()
+
+
+def write(path: Path, data: memoryview) -> None:
+    """Write a file in one piece: whoever looks sees the one before or this one."""
+    aside = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with aside.open("wb") as file:
-            file.write(data.getbuffer())
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)

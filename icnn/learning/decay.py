@@ -19,7 +19,7 @@ def decay(module: nn.Module, optimizer: torch.optim.Optimizer, rate: float) -> R
     @torch.no_grad()
     def shrink(*_: object) -> None:
         for group in optimizer.param_groups:
-            factor = 1 - float(group["lr"]) * rate
+            factor = max(0.0, 1 - float(group["lr"]) * rate)
             moved = [weight for weight in group["params"] if weight.grad is not None]
             plain = [w for w in moved if w.ndim > 1 and id(w) not in constrained]
             if plain:

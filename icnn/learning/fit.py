@@ -17,7 +17,7 @@ from icnn.energies.layers import keep_convex
 from icnn.learning import checkpoints
 from icnn.learning.decay import decay
 from icnn.learning.history import History
-from icnn.learning.parallel import join, shard
+from icnn.learning.parallel import Team, join, shard
 from icnn.learning.progress import screens
 from icnn.learning.run import Run
 
@@ -43,6 +43,7 @@ def fit(
     logs: str | Path | None = None,
     callbacks: Sequence[Callable[[Run], Any]] = (),
     progress: bool | None = None,
+    parallel: bool = True,
 ) -> History:
     """Train an energy.
 
@@ -62,7 +63,8 @@ def fit(
             examples that converged are told.
         epochs: How often to go through the loader.
         optimizer: Of PyTorch; `Adam(energy.parameters(), lr=1e-3)` by default.
-        schedule: Of PyTorch, for that optimiser. It counts steps, not epochs.
+        schedule: Of PyTorch, for that optimiser. It counts steps, not epochs; but
+            `ReduceLROnPlateau` looks at the validation, or at the loss, after each epoch.
         weight_decay: As of AdamW, but on the weights that a network uses, however they are stored:
             see `positivity` of the energies. An optimiser's own acts on what is stored.
         clip: The norm that gradients are clipped to.
@@ -78,6 +80,7 @@ def fit(
         callbacks: Called with the `Run` after each epoch, in turn. One that gives back `True` ends
             the training.
         progress: Whether a bar shows how far it is; by default on a terminal only.
+        parallel: Whether to join the other processes, where there are any.
 
     Raises:
         FloatingPointError: The loss, a gradient or a weight is no number any more. The energy has
@@ -112,7 +115,7 @@ def fit(
     learned = [p for p in energy.parameters() if p.requires_grad]
     if not learned:
         raise ValueError("`energy` must have parameters that are learned, got none")
-    team = join(learned[0].device)
+    team = join(learned[0].device) if parallel else Team(learned[0].device)
     energy.to(team.device)
     optimizer = optimizer or torch.optim.Adam(learned, lr=1e-3)
     if schedule is not None and schedule.optimizer is not optimizer:

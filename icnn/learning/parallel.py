@@ -14,7 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+)
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ class Shard(Sampler[list[int]]):
     """
 
     def __init__(self, whole: BatchSampler, team: Team):
-        self.whole, self.team = whole, team
+        self.whole, self.team, self.sampler = whole, team, whole.sampler
 
     def __iter__(self) -> Iterator[list[int]]:
         size, team = self.whole.batch_size * self.team.size, self.team
@@ -123,6 +129,10 @@ def shard(loader: Any, team: Team) -> tuple[Any, Shard | None]:
         raise ValueError(
             "`loader` must be a DataLoader with a dataset of known length and a batch_size where "
             f"there are several processes, got {type(loader).__name__}"
+        )
+    if isinstance(loader.sampler, DistributedSampler):
+        raise ValueError(
+            "`loader` must give all examples, and `fit` deals them out, got a DistributedSampler"
         )
     own = Shard(loader.batch_sampler, team)  # pyright: ignore
     made = DataLoader(

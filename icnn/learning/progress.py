@@ -95,5 +95,5 @@ def screens(
 ) -> list[Silence]:
     """What is wanted; by default a bar on a terminal only."""
     shown = progress or (progress is None and sys.stderr.isatty() and find_spec("rich") is not None)
-    found: list[Silence] = [Bar(epochs)] if shown else []
-    return found if logs is None else [*found, Logs(Path(logs), number)]
+    found: list[Silence] = [] if logs is None else [Logs(Path(logs), number)]
+    return [*found, Bar(epochs)] if shown else found

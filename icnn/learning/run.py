@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
 from icnn.learning import checkpoints
@@ -24,6 +24,7 @@ from icnn.learning.parallel import Shard, Team
 from icnn.learning.progress import Silence
 from icnn.solvers.solution import Solution, Status
 
+SKIPS = 30  # steps in a row that a scaler may leave out
 # What of a run is stored as it is.
 PLAIN = ("epoch", "step", "number", "halted", "least", "kept", "began")
 
@@ -115,6 +116,9 @@ class Run:
         self.model = self.team.wrap(Step(self.energy, self.loss))
         device = self.team.device.type
         self.scaler = torch.amp.GradScaler(device, enabled=self.precision == torch.float16)
+        self.pending: memoryview | None = None
+        self.statistics: list[Tensor] = []
+        self.skipped = 0
         self.lately: deque[float] = deque(maxlen=3)
 
     def train(self) -> History:
@@ -123,11 +127,17 @@ class Run:
             while (reason := self.over()) is None:
                 self.go_through()
                 self.heed()
+            self.write()
+        except FloatingPointError:
+            raise
+        except BaseException:
+            self.write()
+            raise
         finally:
-            self.optimizer.zero_grad()
+            self.energy.zero_grad()
             self.energy.eval()
         self.history.stopped = reason
-        if self.kept is not None:
+        if self.validation is not None and self.kept is not None:
             self.energy.load_state_dict(self.kept)
         return self.history
 
@@ -155,7 +165,11 @@ class Run:
         for place in count():
             if seen and place == seen and self.now is not None:
                 set_random_state(self.now, self.loader)
-            batch = next(batches, None)
+            try:
+                batch = next(batches, None)
+            except RuntimeError:  # a worker that Ctrl-C has reached
+                self.heed()
+                raise
             if batch is None:
                 break
             if not place and not self.team.leads:
@@ -173,27 +187,32 @@ class Run:
     def advance(self, batch: Any) -> None:
         """One step of the optimiser."""
         batch = self.moved(batch)
+        self.statistics = [buffer.clone() for buffer in self.energy.buffers()]
         with self.cast():
             loss = self.model(batch)
         if not loss.requires_grad:
             raise ValueError("`loss` must depend on weights of `energy`, got one that does not")
-        self.optimizer.zero_grad()
+        self.energy.zero_grad()
         share = self.shares.share(self.step) if self.shares else 1.0
         self.scaler.scale(loss * share).backward()
         self.scaler.unscale_(self.optimizer)
         weights = [p for group in self.optimizer.param_groups for p in group["params"]]
         gradients = [p.grad for p in weights if p.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))  # pyright: ignore
+        # In double precision: what is large but finite can still be clipped.
+        norms = torch._foreach_norm(gradients, 2, torch.float64)  # pyright: ignore
+        norm = torch.linalg.vector_norm(torch.stack(norms))
         if self.clip is not None:
             clip_grads_with_norm_(weights, self.clip, norm)
         # One look at the device for both.
         value, size = torch.stack([loss.detach().double(), norm.double()]).tolist()
         self.check(value, size)
+        self.write()  # the weights that it holds are good: they gave numbers
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if self.schedule is not None:
-            self.schedule.step()
-
+        schedule = self.schedule
+        left_out = not math.isfinite(size)  # by the scaler
+        if not (schedule is None or isinstance(schedule, ReduceLROnPlateau) or left_out):
+            schedule.step()
         module: Any = self.model if self.team.size == 1 else self.model.module
         if share:
             self.sums.add(value, examples(batch), module.solution)
@@ -202,21 +221,26 @@ class Run:
         self.step, self.number = self.step + 1, self.number + 1
         for screen in self.screens:
             screen.step(self.number, {"last": value, **self.sums.row()})
-        if self.interrupted or (self.every is not None and self.step % self.every == 0):
+        if self.every is not None and self.step % self.every == 0:
             self.save()
         self.heed()
 
     def heed(self) -> None:
         """Ctrl-C, when all is in order."""
         if self.interrupted:
+            self.save()
             told = f"interrupted in epoch {self.epoch + 1} after step {self.step}"
             more = f": resume=True goes on from {self.path}" if self.path else ""
             raise KeyboardInterrupt(told + more)
 
     def check(self, loss: float, norm: float) -> None:
         """Numbers, or a clear end."""
-        scaled = self.scaler.is_enabled()  # its own way with gradients that overflow
-        if math.isfinite(loss) and (scaled or math.isfinite(norm)):
+        if math.isfinite(loss) and math.isfinite(norm):
+            self.skipped = 0
+            return
+        self.skipped += 1
+        # A scaler leaves out steps whose gradients overflow, and scales down.
+        if math.isfinite(loss) and self.scaler.is_enabled() and self.skipped < SKIPS:
             return
         if not math.isfinite(loss):
             what = f"the loss is {loss:g}"
@@ -231,30 +255,36 @@ class Run:
                 if p.grad is not None and not bool(p.grad.isfinite().all())
             )
             what = f"the gradient of `{next(names, 'a parameter')}` is not finite"
-        self.fail(what)
+        self.fail(what, self.step + 1)
 
-    def fail(self, what: str) -> None:
+    def fail(self, what: str, step: int) -> None:
         """The end."""
+        with torch.no_grad():
+            for buffer, old in zip(self.energy.buffers(), self.statistics, strict=True):
+                buffer.copy_(old)
         before = ", ".join(f"{value:.3g}" for value in self.lately)
         lately = f" The steps before had {before}." if before else ""
         there = self.path is not None and self.path.exists()
         raise FloatingPointError(
-            f"{what} in epoch {self.epoch + 1}, step {self.step + 1}.{lately} A lower learning "
+            f"{what} in epoch {self.epoch + 1}, step {step}.{lately} A lower learning "
             "rate or `clip` may help; else look at the data. "
             + (f"The last good checkpoint is {self.path}." if there else "There is no checkpoint.")
         )
 
     def close_epoch(self, seconds: float) -> None:
         """Validation, the best weights, callbacks, the checkpoint."""
-        if not all(bool(p.isfinite().all()) for p in self.energy.parameters()):
-            self.fail("a weight is not finite")
+        stored = [*self.energy.parameters(), *self.energy.buffers()]
+        if not all(bool(t.isfinite().all()) for t in stored):
+            self.fail("a weight, or a statistic of a norm, is not finite at the end", self.step)
         row = {"epoch": self.epoch + 1, **self.joined().row()}
-        self.epoch, self.step, self.now = self.epoch + 1, 0, None
         if self.validation is not None:
             score = self.team.agree(self.validate() if self.team.leads else 0.0)
             if math.isnan(score):
-                self.fail("the validation is nan")
+                self.fail("the validation is nan", self.step)
             row["validation"] = score
+        self.epoch, self.step, self.now = self.epoch + 1, 0, None
+        if isinstance(self.schedule, ReduceLROnPlateau):
+            self.schedule.step(row.get("validation", row["loss"]))
         row |= {"rate": float(self.optimizer.param_groups[0]["lr"]), "seconds": seconds}
         self.history.rows.append(row)
         if self.validation is None or row["validation"] < self.least or self.history.best == 0:
@@ -306,12 +336,18 @@ class Run:
         return torch.autocast(self.team.device.type, dtype=self.precision)
 
     def save(self) -> None:
-        """Write the checkpoint, if one is wanted."""
+        """Keep a checkpoint for the next step to prove, if one is wanted."""
         if self.path is None:
             return
         states = self.team.gather(random_state(self.loader))
         if self.team.leads:
-            checkpoints.save(self.path, self.state_dict() | {"now": states})
+            self.pending = checkpoints.packed(self.state_dict() | {"now": states})
+
+    def write(self) -> None:
+        """Write what is to be saved, once it has proved to be good."""
+        data, self.pending = self.pending, None
+        if data is not None and self.path is not None:
+            checkpoints.write(self.path, data)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the rest of the run depends on."""
