@@ -131,6 +131,20 @@ def test_names_of_columns():
     np.testing.assert_allclose(found, numbered.minimize([[0.0], [1.0]]), atol=1e-5)
 
 
+def test_columns_with_one_value_and_frames_in_another_order():
+    y, values = kinks(300, columns=3)
+    y[:, 2] = 1.0
+    frame = pd.DataFrame(y, columns=["a", "b", "c"])
+    model = made(x_columns=["b"], max_steps=200).fit(frame, values)
+    x = pd.DataFrame({"c": [0.0], "b": [0.4]})
+    found = model.minimize(x)
+    assert found[0, 1] == pytest.approx(1.0)
+    np.testing.assert_array_equal(found, model.minimize([[0.4]]))
+    assert model.minimize(x, low=[0.7, 1], high=[0.7, 1])[0, 0] == pytest.approx(0.7)
+    with pytest.raises(ValueError, match=r"`x` must have the columns \['b'\], got none of"):
+        model.minimize(pd.DataFrame({"d": [0.0]}))
+
+
 def test_among_others_of_its_kind():
     y, values = kinks(200)
     search = GridSearchCV(
@@ -184,7 +198,7 @@ def test_bad_questions():
         model.minimize([[1.0, 2.0]])
     with pytest.raises(ValueError, match="`low` must be 1 finite numbers, or one"):
         model.minimize([[1.0]], low=[0.0, 1.0])
-    with pytest.raises(ValueError, match="`low` must be"):
+    with pytest.raises(ValueError, match="`low` must be at most `high`, got 2 and 1"):
         model.minimize([[1.0]], low=2.0, high=1.0)
     with pytest.raises(ValueError, match="NaN"):
         model.minimize([[np.nan]])

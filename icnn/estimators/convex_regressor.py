@@ -177,7 +177,8 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
         """The minimum of the fit over a box, or the maximum of a concave one, with a bound.
 
         Args:
-            x: The columns `x_columns`, one row for each problem; `None` where there are none.
+            x: The columns `x_columns`, one row for each problem, by name in a data frame; `None`
+                where there are none.
             low: Lower bounds of the other columns; by default the least values in training.
             high: Upper bounds, likewise.
 
@@ -192,6 +193,12 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
             )
         given = None
         if x is not None:
+            if hasattr(x, "columns") and hasattr(self, "feature_names_in_"):
+                names = list(self.feature_names_in_[self.x_columns_])  # pyright: ignore
+                absent = [name for name in names if name not in x.columns]
+                if absent:
+                    raise ValueError(f"`x` must have the columns {names}, got none of {absent}")
+                x = x[names]
             x = np.asarray(check_array(x, dtype="float64", input_name="x"))
             if x.shape[1] != count:
                 raise ValueError(f"`x` must have {count} columns, got {x.shape[1]}")
@@ -202,11 +209,19 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
         for name, end, usual in (("low", low, self.low_), ("high", high, self.high_)):
             end = usual if end is None else np.asarray(end, dtype=np.float64)
             ends.append(self._bound(name, end))
+        if bool((ends[0] > ends[1]).any()):
+            j = int((ends[0] > ends[1]).nonzero()[0])
+            got = f"{float(ends[0][j]):g} and {float(ends[1][j]):g} for one of the columns"
+            raise ValueError(f"`low` must be at most `high`, got {got}")
         # In double precision, for a certificate as fine as it can be.
         energy = deepcopy(self.energy_).double()
         with torch.no_grad():
-            box = Box(*((end - mean).div(scale).to(self.device) for end in ends))
-            found = argmin(energy, given, box, entropy=0, solver=Bundle())
+            least, most = ((end - mean).div(scale).to(self.device) for end in ends)
+            held = least == most  # a column that has one value only is given
+            box = Box(least, torch.where(held, least + 1, most))
+            batch = (1 if given is None else len(given), -1)
+            fixed = (held.expand(*batch), least.expand(*batch)) if bool(held.any()) else None
+            found = argmin(energy, given, box, entropy=0, solver=Bundle(), fixed=fixed)
         found = found.to("cpu")
         size, sign = self.value_scale_, -1 if self.concave else 1
         level = self.value_mean_

@@ -293,6 +293,7 @@ class Run:
                 self.least, self.kept = row["validation"], snapshot(self.energy)
         for screen in self.screens:
             screen.end(self.number, row)
+        self.save()  # before callbacks, which may raise, and after them, as one may end the run
         asked = [callback(self) is True for callback in self.callbacks]
         self.halted = self.team.agree(any(asked))
         self.save()
@@ -369,7 +370,7 @@ class Run:
         try:
             self.energy.load_state_dict(state["energy"])
             self.optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, KeyError) as error:
             told = f"{self.path} is a checkpoint of another energy or optimiser: {error}"
             raise ValueError(told) from error
         if self.schedule is not None:
