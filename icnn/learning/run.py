@@ -168,7 +168,8 @@ class Run:
             try:
                 batch = next(batches, None)
             except RuntimeError:  # a worker that Ctrl-C has reached
-                self.heed()
+                if place >= seen:  # else generators are not where the checkpoint left them
+                    self.heed()
                 raise
             if batch is None:
                 break
