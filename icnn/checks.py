@@ -115,3 +115,12 @@ def check_callable(argument: str, value: Any) -> Any:
     if not callable(value):
         raise ValueError(f"`{argument}` must be a module or a function, got {value!r}")
     return value
+
+
+def check_device(argument: str, value: Any) -> torch.device:
+    """A device that is there."""
+    try:
+        return torch.empty(0, device=value).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        told = str(error).splitlines()[0]
+        raise ValueError(f"`{argument}` must be a device, got {value!r}: {told}") from error

@@ -30,7 +30,7 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem aut
   padding: 0 1rem }}
 table {{ border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }}
 td, th {{ padding: 0.2rem 0.8rem; border-bottom: 1px solid #8884 }}
-img {{ max-width: 100%; background: white }} p {{ white-space: pre-line }}
+img {{ max-width: 100%; background: white }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #181a1f; color: #ddd }} }}
 </style></head><body>
 {body}
@@ -125,7 +125,7 @@ def page(title: str, result: Mapping[str, Any], parts: Sequence[Any]) -> str:
     body = [f"<h1>{escape(title)}</h1>"]
     for part in parts:
         if isinstance(part, str):
-            body += [f"<p>{escape(text)}</p>" for text in part.strip().split("\n\n")]
+            body += [paragraph(text) for text in part.strip().split("\n\n")]
         elif isinstance(part, Path):
             data = base64.b64encode(part.read_bytes()).decode()
             body.append(f'<img alt="{escape(part.stem)}" src="data:image/png;base64,{data}">')
@@ -148,6 +148,15 @@ def page(title: str, result: Mapping[str, Any], parts: Sequence[Any]) -> str:
         )
         body.append(f"<h2>{key.capitalize()}</h2><table>{lines}</table>")
     return PAGE.format(title=escape(title), body="\n".join(body))
+
+
+def paragraph(text: str) -> str:
+    """A paragraph, or a numbered list, of a docstring."""
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    first, *items = re.split(r"^\d+\. ", text, flags=re.MULTILINE)
+    if first or not items:
+        return f"<p>{text}</p>"
+    return f"<ol>{''.join(f'<li>{item.strip()}</li>' for item in items)}</ol>"
 
 
 def fill(text: str, folder: Path = RESULTS) -> str:

@@ -131,6 +131,20 @@ def test_names_of_columns():
     np.testing.assert_allclose(found, numbered.minimize([[0.0], [1.0]]), atol=1e-5)
 
 
+def test_bounds_of_some_columns_and_of_each_row():
+    y, values = kinks(columns=3)
+    model = made(x_columns=["a"]).fit(pd.DataFrame(y, columns=["a", "b", "c"]), values)
+    x = [[0.0], [0.1], [0.2]]
+    low, high = np.tile(model.low_, (3, 1)), np.tile(model.high_, (3, 1))
+    low[:, 1], high[:, 1] = [-0.5, 0.8, 0.9], [-0.4, 0.85, 0.95]
+    rows = model.minimize(x, low, high)
+    assert (rows >= low).all()
+    assert (rows <= high).all()
+    for i in range(3):
+        named = model.minimize(x[i : i + 1], {"c": low[i, 1]}, {2: high[i, 1]})
+        np.testing.assert_allclose(named[0], rows[i], atol=1e-6)
+
+
 def test_columns_with_one_value_and_frames_in_another_order():
     y, values = kinks(300, columns=3)
     y[:, 2] = 1.0
@@ -173,10 +187,14 @@ def test_the_same_again_and_nobody_elses_numbers():
     ("options", "told"),
     [
         ({"x_columns": [2]}, "`x_columns` must be columns of X, which has 2, got 2"),
-        ({"x_columns": ["a"]}, "`x_columns` must be columns of X, got 'a'"),
+        ({"x_columns": ["a"]}, "`x_columns` must be numbers, as X had no names in `fit`, got 'a'"),
+        ({"x_columns": "a"}, r"`x_columns` must be a list of columns, got 'a': try \['a'\]"),
+        ({"x_columns": 0}, r"`x_columns` must be a list of columns, got 0: try \[0\]"),
+        ({"hidden": 5}, "`hidden` must be a non-empty sequence of widths, got 5"),
+        ({"device": "nowhere"}, "`device` must be a device, got 'nowhere'"),
         ({"x_columns": [0, 1]}, "`x_columns` must leave a column to be convex in"),
         ({"x_columns": [0, 0]}, "`x_columns` must differ"),
-        ({"x_columns": [True]}, "`x_columns` must be numbers or names, got True"),
+        ({"x_columns": [True]}, "`x_columns` must be numbers or names of columns, got True"),
         ({"batch_size": 0}, "`batch_size` must be an integer of at least 1"),
         ({"monotone": [1]}, "`monotone` must be a sign, or one of each of 2"),
         ({"monotone": 2}, "`monotone` must be one of -1, 0, 1, got 2"),
@@ -196,9 +214,13 @@ def test_bad_questions():
         model.minimize()
     with pytest.raises(ValueError, match="`x` must have 1 columns, got 2"):
         model.minimize([[1.0, 2.0]])
-    with pytest.raises(ValueError, match="`low` must be 1 finite numbers, or one"):
+    with pytest.raises(ValueError, match="`low` must be a number, 1 numbers, or 1 rows of them"):
         model.minimize([[1.0]], low=[0.0, 1.0])
-    with pytest.raises(ValueError, match="`low` must be at most `high`, got 2 and 1"):
+    with pytest.raises(ValueError, match="`low` must be at most `high`, got 2 and 1 for column 1"):
         model.minimize([[1.0]], low=2.0, high=1.0)
+    with pytest.raises(ValueError, match="`low` must be finite numbers"):
+        model.minimize([[1.0]], low=np.inf)
+    with pytest.raises(ValueError, match="`high` must bound other columns than `x_columns`, got 0"):
+        model.minimize([[1.0]], high={0: 2.0})
     with pytest.raises(ValueError, match="NaN"):
         model.minimize([[np.nan]])

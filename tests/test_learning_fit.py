@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 import icnn
 from icnn.energies.layers import NonNegative
 from icnn.learning.parallel import Team, shard
 
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 TRAINEE = Path(__file__).with_name("trainee.py")
 
 
@@ -57,19 +58,20 @@ def same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
-def killed(moments: int, every: int | None, folder: Path) -> None:
+def killed(moments: int, every: int | None, folder: Path, device: str = "cpu") -> None:
     """A run that is killed so many times, and continued, ends as one that is left alone."""
-    more = [] if every is None else ["--every", every]
-    finished(start(folder / "whole.pt", "--epochs", 8))
+    common = ["--epochs", 8, "--device", device]
+    finished(start(folder / "whole.pt", *common))
     draw, checkpoint = random.Random(every), folder / "run.ckpt"
+    common += ["--checkpoint", checkpoint, *([] if every is None else ["--every", every])]
     for _ in range(moments):
-        process = start(folder / "parts.pt", "--checkpoint", checkpoint, "--epochs", 8, *more)
+        process = start(folder / "parts.pt", *common)
         assert process.stdout is not None
         process.stdout.readline()  # it is on its way
         time.sleep(draw.uniform(0, 0.1))
         process.kill()
         process.wait()
-    finished(start(folder / "parts.pt", "--checkpoint", checkpoint, "--epochs", 8, *more))
+    finished(start(folder / "parts.pt", *common))
     whole, parts = (torch.load(folder / f"{name}.pt") for name in ("whole", "parts"))
     assert same(whole["energy"], parts["energy"])
     assert same(whole["rows"], parts["rows"])
@@ -77,9 +79,10 @@ def killed(moments: int, every: int | None, folder: Path) -> None:
     assert len(list(folder.glob(".*.part"))) <= 1, "of a process that was killed in the act"
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("every", [None, 2])
-def test_killed_and_resumed_to_the_last_bit(every: int | None, tmp_path: Path):
-    killed(5 if every else 2, every, tmp_path)
+def test_killed_and_resumed_to_the_last_bit(every: int | None, device: str, tmp_path: Path):
+    killed(5 if every else 2, every, tmp_path, device)
 
 
 @pytest.mark.slow
@@ -151,6 +154,16 @@ def test_a_checkpoint_is_not_written_over_by_mistake(tmp_path: Path):
     path.write_bytes(b"something else")
     with pytest.raises(ValueError, match="is no checkpoint"):
         icnn.fit(energy, loader, squares, epochs=1, checkpoint=path, resume=True)
+
+
+def test_what_a_callback_ended_goes_on_without_it(tmp_path: Path):
+    energy, loader = made()
+    options: Any = {"checkpoint": tmp_path / "a.ckpt", "epochs": 3, "resume": True}
+    end: Any = {"callbacks": [lambda run: True]}
+    for _ in range(2):
+        history = icnn.fit(energy, loader, squares, **options, **end)
+        assert (len(history.rows), history.stopped) == (1, "a callback ended it")
+    assert len(icnn.fit(energy, loader, squares, **options).rows) == 3
 
 
 def test_gaps_are_told_where_the_loss_gives_solutions():
@@ -238,11 +251,40 @@ def test_a_validation_that_is_no_number(tmp_path: Path):
         icnn.fit(energy, loader, squares, validation=lambda energy: float("nan"))
 
 
-def test_mixed_precision():
-    energy, loader = made()
-    history = icnn.fit(energy, loader, squares, epochs=30, precision=torch.bfloat16)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_mixed_precision(precision: torch.dtype, device: str, tmp_path: Path):
+    def run(epochs: int, resume: bool = False) -> tuple[icnn.PICNN, icnn.History]:
+        energy, loader = made()
+        path = tmp_path / "a.ckpt" if resume else None
+        optimizer = torch.optim.Adam(energy.to(device).parameters(), lr=3e-3)
+        return energy, icnn.fit(
+            energy, loader, squares, epochs=epochs, precision=precision, optimizer=optimizer,
+            checkpoint=path, resume=resume,
+        )  # fmt: skip
+
+    whole, history = run(12)
     assert history.rows[-1]["loss"] < 0.5 * history.rows[0]["loss"]
-    assert all(p.dtype == torch.float32 for p in energy.parameters())
+    assert all(p.dtype == torch.float32 for p in whole.parameters())
+    run(5, resume=True)  # with the scale of its scaler
+    assert same(dict(run(12, resume=True)[0].state_dict()), dict(whole.state_dict()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_answers_keep_their_precision_under_autocast(device: str):
+    energy, loader = made()
+    features = nn.Linear(3, 3).to(device)
+    energy.to(device)
+
+    def loss(energy: Any, x: Tensor, y: Tensor, cost: Tensor) -> tuple[Tensor, icnn.Solution]:
+        low = features(x)
+        assert low.dtype == torch.bfloat16
+        found = icnn.argmin(energy, low, icnn.Box())
+        return (found.y - y).square().mean(), found
+
+    history = icnn.fit(energy, loader, loss, epochs=2, precision=torch.bfloat16)
+    assert all(row["converged"] == 1 for row in history.rows)
+    assert all(row["gap"] < 1e-3 for row in history.rows)
 
 
 def test_logs_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -257,9 +299,19 @@ def test_logs_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert [event.step for event in events.Scalars("step/loss")] == list(range(1, 9))
     found = [event.value for event in events.Scalars("epoch/validation")]
     assert found == pytest.approx([row["validation"] for row in history.rows])
-    assert "loss" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("epoch 1/2: loss ")
     assert history.plot(tmp_path / "a.png").stat().st_size > 1000
     assert history.report().startswith("2 epochs (all of them); of epoch ")
+
+
+def test_a_bar_on_a_terminal_however_narrow(capsys: pytest.CaptureFixture[str], monkeypatch: Any):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    energy, loader = made()
+    icnn.fit(energy, loader, squares, epochs=2, validation=loader)
+    *_, last = (line for line in capsys.readouterr().err.splitlines() if "epoch 2/2" in line)
+    assert "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in last
+    assert "loss" in last
 
 
 def test_a_loss_that_is_no_number(tmp_path: Path):
@@ -417,17 +469,24 @@ def test_an_interrupted_keyboard(tmp_path: Path):
 
 
 def test_loaders_with_generators_and_workers_of_their_own(tmp_path: Path):
-    def run(epochs: int, resume: bool) -> dict[str, Tensor]:
+    def run(epochs: int, resume: bool) -> tuple[dict[str, Tensor], list[float]]:
         energy, loader = made()
-        generator = torch.Generator().manual_seed(7)
-        loader = DataLoader(loader.dataset, 16, shuffle=True, generator=generator, num_workers=1)
+        first, second = (torch.Generator().manual_seed(seed) for seed in (7, 8))
+        data = loader.dataset
+        loader = DataLoader(data, 16, shuffle=True, generator=first, num_workers=1)
+        some = RandomSampler(data, num_samples=20, generator=second)  # pyright: ignore
+        held = DataLoader(data, 16, sampler=some)
         path = tmp_path / "a.ckpt" if resume else None
-        icnn.fit(energy, loader, squares, epochs=epochs, checkpoint=path, resume=resume)
-        return dict(energy.state_dict())
+        history = icnn.fit(
+            energy, loader, squares, epochs=epochs, validation=held, checkpoint=path, resume=resume
+        )
+        return dict(energy.state_dict()), [row["validation"] for row in history.rows]
 
     whole = run(3, False)
     run(1, True)
-    assert same(whole, run(3, True))
+    again = run(3, True)
+    assert same(whole[0], again[0])
+    assert whole[1] == again[1]
 
 
 @pytest.mark.parametrize(
@@ -440,6 +499,9 @@ def test_loaders_with_generators_and_workers_of_their_own(tmp_path: Path):
         ({"precision": torch.float64}, "`precision` must be one of"),
         ({"weight_decay": -1.0}, "`weight_decay` must be"),
         ({"validation": []}, "`validation` must give batches, got none"),
+        ({"validation": lambda energy: None}, "`validation` must give a number, got None"),
+        ({"callbacks": print}, "`callbacks` must be a list of functions"),
+        ({"checkpoint": "."}, "`checkpoint` must be a file, got a folder"),
     ],
 )
 def test_bad_options(options: Any, told: str):
@@ -457,6 +519,10 @@ def test_bad_parts():
         icnn.fit(energy, iter(batches), squares)
     with pytest.raises(ValueError, match=r"`loss` must give one number.*\(16,\): take the mean"):
         icnn.fit(energy, loader, lambda energy, x, y, cost: energy(x, y))
+    with pytest.raises(ValueError, match="`loss` must give one number, as a tensor, got True"):
+        icnn.fit(energy, loader, lambda energy, x, y, cost: True)
+    with pytest.raises(ValueError, match="`optimizer` must make steps of gradients that are there"):
+        icnn.fit(energy, loader, squares, optimizer=torch.optim.LBFGS(energy.parameters()))
     with pytest.raises(ValueError, match="`loss` must depend on weights"):
         icnn.fit(energy, loader, lambda energy, x, y, cost: cost.mean())
     with pytest.raises(ValueError, match="`energy` must have parameters that are learned"):

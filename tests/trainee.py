@@ -15,6 +15,7 @@ def main() -> None:
     parser.add_argument("--every", type=int)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--calm", action="store_true", help="Nothing random but the order of examples."
     )
@@ -25,7 +26,7 @@ def main() -> None:
     x = torch.randn(100, 4)
     y = x[:, :3].sigmoid()
     norm = None if options.calm else "batch"
-    energy = icnn.PICNN(4, 3, (16, 16), x_norm=norm, positivity="softplus")
+    energy = icnn.PICNN(4, 3, (16, 16), x_norm=norm, positivity="softplus").to(options.device)
     loader = DataLoader(TensorDataset(x, y), options.batch, shuffle=True)
     optimizer = torch.optim.Adam(energy.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)

@@ -1,6 +1,6 @@
 """Regression with functions that are convex by construction."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -14,7 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
-from icnn.checks import check_count, check_number
+from icnn.checks import check_count, check_device, check_number, check_widths
 from icnn.energies.ficnn import FICNN
 from icnn.energies.monotone import check_monotone
 from icnn.energies.picnn import PICNN
@@ -126,10 +126,10 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
         target = sign * (values - self.value_mean_) / self.value_scale_
 
         seed = check_random_state(self.random_state).randint(2**31)
-        place = torch.device(self.device)
+        place = check_device("device", self.device)
         with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
             torch.manual_seed(int(seed))
-            widths = tuple(self.hidden)
+            widths = check_widths("hidden", self.hidden)
             if len(self.x_columns_):
                 energy = PICNN(len(self.x_columns_), free, widths, activation=self.activation,
                                monotone=signs)  # fmt: skip
@@ -179,8 +179,10 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
         Args:
             x: The columns `x_columns`, one row for each problem, by name in a data frame; `None`
                 where there are none.
-            low: Lower bounds of the other columns; by default the least values in training.
-            high: Upper bounds, likewise.
+            low: Lower bounds of the other columns: one for all, one of each, or rows of them, one
+                for each problem; or of some, as `{column: bound}`. By default, the least values
+                in training.
+            high: Upper bounds, likewise; by default, the largest values.
 
         Returns:
             A `Solution` in units of the data. For a concave fit `lower` is an upper bound.
@@ -205,29 +207,30 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
             given = (x - self.mean_[self.x_columns_]) / self.scale_[self.x_columns_]
             given = torch.from_numpy(given).to(self.device)
         mean, scale = (torch.from_numpy(part[wide]) for part in (self.mean_, self.scale_))
-        ends = []
-        for name, end, usual in (("low", low, self.low_), ("high", high, self.high_)):
-            end = usual if end is None else np.asarray(end, dtype=np.float64)
-            ends.append(self._bound(name, end))
-        if bool((ends[0] > ends[1]).any()):
-            j = int((ends[0] > ends[1]).nonzero()[0])
-            got = f"{float(ends[0][j]):g} and {float(ends[1][j]):g} for one of the columns"
-            raise ValueError(f"`low` must be at most `high`, got {got}")
+        rows = 1 if given is None else len(given)
+        ends = [
+            self._bound("low", low, self.low_, rows),
+            self._bound("high", high, self.high_, rows),
+        ]
+        crossed = (ends[0] > ends[1]).nonzero()
+        if len(crossed):
+            row, j = crossed[0].tolist()
+            got = f"{float(ends[0][row, j]):g} and {float(ends[1][row, j]):g} for "
+            raise ValueError(f"`low` must be at most `high`, got {got}{self._name(int(wide[j]))}")
         # In double precision, for a certificate as fine as it can be.
         energy = deepcopy(self.energy_).double()
         with torch.no_grad():
             least, most = ((end - mean).div(scale).to(self.device) for end in ends)
             held = least == most  # a column that has one value only is given
             box = Box(least, torch.where(held, least + 1, most))
-            batch = (1 if given is None else len(given), -1)
-            fixed = (held.expand(*batch), least.expand(*batch)) if bool(held.any()) else None
+            fixed = (held, least) if bool(held.any()) else None
             found = argmin(energy, given, box, entropy=0, solver=Bundle(), fixed=fixed)
         found = found.to("cpu")
         size, sign = self.value_scale_, -1 if self.concave else 1
         level = self.value_mean_
         return replace(
             found,
-            y=found.y * scale + mean,
+            y=(found.y * scale + mean).clamp(*ends),  # within them to the last bit
             value=level + sign * size * found.value,
             lower=level + sign * size * found.lower,
             gap=size * found.gap,
@@ -261,22 +264,10 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
 
     def _split(self) -> None:
         """Which columns are which."""
-        names = list(getattr(self, "feature_names_in_", ()))
-        places = []
-        for column in self.x_columns:
-            if isinstance(column, bool | np.bool_):
-                raise ValueError(f"`x_columns` must be numbers or names, got {column!r}")
-            if isinstance(column, str):
-                if column not in names:
-                    raise ValueError(f"`x_columns` must be columns of X, got {column!r}")
-                places.append(names.index(column))
-            elif -self.n_features_in_ <= column < self.n_features_in_:
-                places.append(int(column) % self.n_features_in_)
-            else:
-                raise ValueError(
-                    f"`x_columns` must be columns of X, which has {self.n_features_in_}, "
-                    f"got {column!r}"
-                )
+        if isinstance(self.x_columns, str) or not isinstance(self.x_columns, Iterable):
+            got = f"{self.x_columns!r}: try [{self.x_columns!r}]"
+            raise ValueError(f"`x_columns` must be a list of columns, got {got}")
+        places = [self._place("x_columns", column) for column in self.x_columns]
         if len(set(places)) < len(places):
             raise ValueError(f"`x_columns` must differ, got {list(self.x_columns)!r}")
         others = [j for j in range(self.n_features_in_) if j not in places]
@@ -290,12 +281,48 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
         y = scaled[:, self.y_columns_]
         return [scaled[:, self.x_columns_], y] if len(self.x_columns_) else [y]
 
-    def _bound(self, name: str, end: Array) -> Tensor:
-        """A bound for each column, or one for all."""
-        count = len(self.y_columns_)
-        if end.ndim > 1 or end.size not in (1, count) or not np.isfinite(end).all():
-            raise ValueError(f"`{name}` must be {count} finite numbers, or one, got {end!r}")
-        return torch.from_numpy(np.broadcast_to(end, (count,)).copy())
+    def _place(self, argument: str, column: Any) -> int:
+        """The number of a column that is given by number or name."""
+        names, count = list(getattr(self, "feature_names_in_", ())), self.n_features_in_
+        if isinstance(column, str):
+            if column in names:
+                return names.index(column)
+            had = f"columns of X, {names}" if names else "numbers, as X had no names in `fit`"
+            raise ValueError(f"`{argument}` must be {had}, got {column!r}")
+        if isinstance(column, bool | np.bool_) or not isinstance(column, int | np.integer):
+            raise ValueError(f"`{argument}` must be numbers or names of columns, got {column!r}")
+        if not -count <= column < count:
+            raise ValueError(f"`{argument}` must be columns of X, which has {count}, got {column}")
+        return int(column) % count
+
+    def _name(self, place: int) -> str:
+        """What messages call a column."""
+        names = getattr(self, "feature_names_in_", None)
+        return f"column {place}" if names is None else repr(str(names[place]))
+
+    def _bound(self, argument: str, end: Any, usual: Array, rows: int) -> Tensor:
+        """A bound for each row and column."""
+        count, found = len(self.y_columns_), np.tile(usual, (rows, 1))
+        if isinstance(end, Mapping):
+            wide = list(self.y_columns_)
+            for column, bound in end.items():
+                place = self._place(argument, column)
+                if place not in wide:
+                    raise ValueError(
+                        f"`{argument}` must bound other columns than `x_columns`, got {column!r}"
+                    )
+                found[:, wide.index(place)] = bound
+        elif end is not None:
+            end = np.asarray(end, dtype=np.float64)
+            if end.shape not in ((), (1,), (count,), (rows, count), (rows, 1)):
+                raise ValueError(
+                    f"`{argument}` must be a number, {count} numbers, or {rows} rows of them, got "
+                    f"shape {end.shape}"
+                )
+            found[:] = end
+        if not np.isfinite(found).all():
+            raise ValueError(f"`{argument}` must be finite numbers, got {end!r}")
+        return torch.from_numpy(found)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import io
 import os
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,41 +53,43 @@ def load(path: Path) -> dict[str, Any]:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        raise ValueError(f"{path} is no checkpoint of `icnn.fit`: {error}") from error
+        raise ValueError(f"{path} is no checkpoint of `icnn.fit`") from error
     if not isinstance(state, dict) or state.get("version") != VERSION:
         raise ValueError(f"{path} is no checkpoint of this version of `icnn.fit`")
     return state
 
 
-def random_state(loader: Any = None) -> dict[str, Any]:
+def random_state(*loaders: Any) -> dict[str, Any]:
     """Where all generators are that a loader, an augmentation or a dropout may draw from."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
         "numpy": (kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest),
-        "loader": [generator.get_state() for generator in generators(loader)],
+        "loader": [generator.get_state() for generator in generators(loaders)],
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
 
-def set_random_state(state: dict[str, Any], loader: Any = None) -> None:
+def set_random_state(state: dict[str, Any], *loaders: Any) -> None:
     """Go there."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
-    for generator, own in zip(generators(loader), state["loader"], strict=False):
+    for generator, own in zip(generators(loaders), state["loader"], strict=False):
         generator.set_state(own)
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
 
 
-def generators(loader: Any) -> list[torch.Generator]:
-    """Those that a loader has for itself."""
-    batches = getattr(loader, "batch_sampler", None)
-    parts = [loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)]
-    found = [getattr(part, "generator", None) for part in parts]
+def generators(loaders: Iterable[Any]) -> list[torch.Generator]:
+    """Those that loaders have for themselves."""
+    found = []
+    for loader in loaders:
+        batches = getattr(loader, "batch_sampler", None)
+        samplers = [getattr(loader, "sampler", None), getattr(batches, "sampler", None)]
+        found += [getattr(part, "generator", None) for part in (loader, batches, *samplers)]
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())

@@ -68,9 +68,10 @@ def fit(
         weight_decay: As of AdamW, but on the weights that a network uses, however they are stored:
             see `positivity` of the energies. An optimiser's own acts on what is stored.
         clip: The norm that gradients are clipped to.
-        precision: `torch.bfloat16` or `torch.float16`: run the loss under autocast.
-        validation: Batches, for which the mean loss is computed after each epoch without
-            gradients; or a function of the energy that gives a number. Less is better.
+        precision: `torch.bfloat16` or `torch.float16`: run the loss under autocast; the search of
+            an argmin keeps the precision of the weights, which its certificate needs.
+        validation: Batches, for which the mean loss is computed after each epoch under
+            `torch.no_grad()`; or a function of the energy that gives a number. Less is better.
         patience: After how many epochs without a better validation to stop.
         checkpoint: A file to write after each epoch, in one piece: a run that was killed goes on
             from there to the same weights, to the last bit.
@@ -79,7 +80,8 @@ def fit(
         logs: A folder for TensorBoard.
         callbacks: Called with the `Run` after each epoch, in turn. One that gives back `True` ends
             the training.
-        progress: Whether a bar shows how far it is; by default on a terminal only.
+        progress: Whether to show how far it is, by a bar on a terminal, else by a line for each
+            epoch; by default on a terminal only.
         parallel: Whether to join the other processes, where there are any.
 
     Raises:
@@ -112,12 +114,18 @@ def fit(
     if checkpoint is None and (resume or every is not None):
         raise ValueError("`resume` and `every` need a `checkpoint`, got none")
     path = None if checkpoint is None else Path(checkpoint)
+    if path is not None and path.is_dir():
+        raise ValueError(f"`checkpoint` must be a file, got a folder: {path}")
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise ValueError(f"`callbacks` must be a list of functions, got {callbacks!r}")
     learned = [p for p in energy.parameters() if p.requires_grad]
     if not learned:
         raise ValueError("`energy` must have parameters that are learned, got none")
     team = join(learned[0].device) if parallel else Team(learned[0].device)
     energy.to(team.device)
     optimizer = optimizer or torch.optim.Adam(learned, lr=1e-3)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("`optimizer` must make steps of gradients that are there, got LBFGS")
     if schedule is not None and schedule.optimizer is not optimizer:
         raise ValueError("`schedule` must be one of `optimizer`, got one of another")
 
@@ -128,10 +136,10 @@ def fit(
         patience=patience, path=path, every=every, callbacks=tuple(callbacks), team=team,
         shares=shares,
     )  # fmt: skip
-    if path is not None and path.exists():
+    if path is not None and team.agree(path.exists()):
         if not resume:
             raise ValueError(f"`checkpoint` is there already: {path}. Pass resume=True, or move it")
-        run.load_state_dict(checkpoints.load(path))
+        run.load_state_dict(team.agree(checkpoints.load(path) if team.leads else None))
     with ExitStack() as stack:
         if weight_decay:
             stack.callback(decay(energy, optimizer, weight_decay).remove)

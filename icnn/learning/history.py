@@ -31,7 +31,8 @@ class History:
         told = [f"{name} {row[name]:.4g}" for name in ("loss", "validation", "gap") if name in row]
         if "converged" in row:
             told.append(f"{row['converged']:.1%} converged")
-        return f"{len(self.rows)} epochs ({self.stopped}); of epoch {self.best}: {', '.join(told)}"
+        epochs = "1 epoch" if len(self.rows) == 1 else f"{len(self.rows)} epochs"
+        return f"{epochs} ({self.stopped}); of epoch {self.best}: {', '.join(told)}"
 
     def plot(self, path: str | Path) -> Path:
         """Draw loss and validation over epochs, and the worst gap where it is known."""

@@ -9,6 +9,7 @@ import atexit
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -70,7 +71,9 @@ def join(device: torch.device) -> Team:
     if not dist.is_initialized():
         if int(os.environ.get("WORLD_SIZE", 1)) == 1 or "RANK" not in os.environ:
             return Team(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # Others wait while the first validates; who dies is missed by `torchrun`, not by them.
+        patience = timedelta(days=1)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=patience)
         atexit.register(leave)
     if device.type == "cuda":
         # A script that says "cuda" means the one of its process.

@@ -31,12 +31,15 @@ class Bar(Silence):
     def __init__(self, epochs: int):
         rich = require("rich.progress", "cli")
         console = require("rich.console", "cli").Console(stderr=True)
+        epoch = f"epoch {{task.fields[epoch]}}/{epochs}"
+        # On a narrow terminal it is the words that are cut.
+        room = max(8, console.width - 48)
+        cut = require("rich.table", "cli").Column(no_wrap=True, max_width=room)
         self.progress = rich.Progress(
-            rich.SpinnerColumn(),
-            rich.TextColumn(f"epoch {{task.fields[epoch]}}/{epochs}"),
-            rich.BarColumn(bar_width=24),
-            rich.TextColumn("{task.description}"),
+            rich.TextColumn(epoch),
+            rich.BarColumn(bar_width=20),
             rich.TimeRemainingColumn(elapsed_when_finished=True),
+            rich.TextColumn("{task.description}", table_column=cut),
             console=console,
         )
         self.epochs, self.steps, self.past = epochs, None, ""
@@ -59,6 +62,20 @@ class Bar(Silence):
 
     def close(self) -> None:
         self.progress.stop()
+
+
+class Lines(Silence):
+    """A line for each epoch, where there is no terminal for a bar."""
+
+    def __init__(self, epochs: int):
+        self.epochs = epochs
+
+    def end(self, number: int, row: Mapping[str, float]) -> None:
+        more = f", validation {row['validation']:.4g}" if "validation" in row else ""
+        told = (
+            f"epoch {row['epoch']:.0f}/{self.epochs}: {words(row)}{more} ({row['seconds']:.1f} s)"
+        )
+        print(told, file=sys.stderr, flush=True)
 
 
 def words(row: Mapping[str, float]) -> str:
@@ -94,6 +111,8 @@ def screens(
     progress: bool | None, epochs: int, logs: str | Path | None, number: int
 ) -> list[Silence]:
     """What is wanted; by default a bar on a terminal only."""
-    shown = progress or (progress is None and sys.stderr.isatty() and find_spec("rich") is not None)
     found: list[Silence] = [] if logs is None else [Logs(Path(logs), number)]
-    return [*found, Bar(epochs)] if shown else found
+    bar = sys.stderr.isatty() and find_spec("rich") is not None
+    if progress or (progress is None and bar):
+        found.append(Bar(epochs) if bar else Lines(epochs))
+    return found

@@ -22,55 +22,12 @@ from icnn.learning.checkpoints import random_state, set_random_state
 from icnn.learning.history import History
 from icnn.learning.parallel import Shard, Team
 from icnn.learning.progress import Silence
-from icnn.solvers.solution import Solution, Status
+from icnn.learning.steps import Step, Sums, examples, length, snapshot, told
+from icnn.solvers.solution import Status
 
 SKIPS = 30  # steps in a row that a scaler may leave out
 # What of a run is stored as it is.
 PLAIN = ("epoch", "step", "number", "halted", "least", "kept", "began")
-
-
-class Step(nn.Module):
-    """The loss as a module, so that whatever it does with the energy counts as a pass of it."""
-
-    def __init__(self, energy: nn.Module, loss: Callable[..., Any]):
-        super().__init__()
-        self.energy, self.loss, self.solution = energy, loss, None
-
-    def forward(self, batch: Any) -> Tensor:
-        parts = batch if isinstance(batch, list | tuple) else (batch,)
-        found = self.loss(self.energy, *parts)
-        value, self.solution = found if isinstance(found, tuple) else (found, None)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"`loss` must give one number, as a tensor, got {got}: take the mean")
-        return value.reshape(())
-
-
-@dataclass
-class Sums:
-    """Of the examples of an epoch."""
-
-    loss: float = 0.0
-    count: float = 0.0
-    gap: float = -math.inf
-    solved: int = 0
-    converged: int = 0
-
-    def add(self, loss: float, examples: float, solution: Any) -> None:
-        """One more batch."""
-        self.loss += loss * examples
-        self.count += examples
-        if isinstance(solution, Solution):
-            self.gap = max(self.gap, float(solution.gap.max())) if len(solution.gap) else self.gap
-            self.solved += len(solution.gap)
-            self.converged += int(solution.converged.sum())
-
-    def row(self) -> dict[str, float]:
-        """The mean loss, and what is known of answers."""
-        found = {"loss": self.loss / self.count if self.count else math.nan}
-        if self.solved:
-            found |= {"gap": self.gap, "converged": self.converged / self.solved}
-        return found
 
 
 @dataclass(repr=False)
@@ -113,9 +70,11 @@ class Run:
     screens: list[Silence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.model = self.team.wrap(Step(self.energy, self.loss))
+        self.step_module = Step(self.energy, self.loss)
+        self.model = self.team.wrap(self.step_module)
         device = self.team.device.type
         self.scaler = torch.amp.GradScaler(device, enabled=self.precision == torch.float16)
+        self.loaders = (self.loader, self.validation)  # who may have generators of their own
         self.pending: memoryview | None = None
         self.statistics: list[Tensor] = []
         self.skipped = 0
@@ -143,7 +102,7 @@ class Run:
 
     def over(self) -> str | None:
         """Why there is no other epoch, if there is none."""
-        if self.halted:
+        if self.halted and self.callbacks:  # without them it may go on
             return "a callback ended it"
         if self.patience is not None and self.epoch - self.history.best >= self.patience:
             return f"no better validation in {self.patience} epochs"
@@ -158,13 +117,13 @@ class Run:
             screen.begin(self.epoch + 1, steps, self.step)
         seen = self.step
         if not seen:
-            self.sums, self.began = Sums(), self.team.agree(random_state(self.loader))
+            self.sums, self.began = Sums(), self.team.agree(random_state(*self.loaders))
         if seen or self.team.size > 1:
-            set_random_state(self.began, self.loader)
+            set_random_state(self.began, *self.loaders)
         batches = iter(self.loader)
         for place in count():
             if seen and place == seen and self.now is not None:
-                set_random_state(self.now, self.loader)
+                set_random_state(self.now, *self.loaders)
             try:
                 batch = next(batches, None)
             except RuntimeError:  # a worker that Ctrl-C has reached
@@ -204,8 +163,10 @@ class Run:
         norm = torch.linalg.vector_norm(torch.stack(norms))
         if self.clip is not None:
             clip_grads_with_norm_(weights, self.clip, norm)
-        # One look at the device for both.
-        value, size = torch.stack([loss.detach().double(), norm.double()]).tolist()
+        solution = self.step_module.solution
+        # One look at the device for all of them.
+        numbers = [loss.detach().double(), norm.double(), *told(solution)]
+        value, size, *answers = torch.stack(numbers).tolist()
         self.check(value, size)
         self.write()  # the weights that it holds are good: they gave numbers
         self.scaler.step(self.optimizer)
@@ -214,10 +175,12 @@ class Run:
         left_out = not math.isfinite(size)  # by the scaler
         if not (schedule is None or isinstance(schedule, ReduceLROnPlateau) or left_out):
             schedule.step()
-        module: Any = self.model if self.team.size == 1 else self.model.module
         if share:
-            self.sums.add(value, examples(batch), module.solution)
-        module.solution = None
+            gap, converged = answers or (-math.inf, 0)
+            self.sums.add(
+                value, examples(batch), gap, len(solution.gap) if answers else 0, converged
+            )
+        self.step_module.solution = None
         self.lately.append(value)
         self.step, self.number = self.step + 1, self.number + 1
         for screen in self.screens:
@@ -245,8 +208,7 @@ class Run:
             return
         if not math.isfinite(loss):
             what = f"the loss is {loss:g}"
-            module: Any = self.model if self.team.size == 1 else self.model.module
-            status = getattr(module.solution, "status", torch.empty(0))
+            status = getattr(self.step_module.solution, "status", torch.empty(0))
             broken = int((status == int(Status.NONFINITE)).sum())
             what += f" ({broken} of {len(status)} answers have no finite energy)" if broken else ""
         else:
@@ -315,11 +277,11 @@ class Run:
         self.energy.eval()
         with torch.no_grad(), self.cast():
             if callable(self.validation):
-                return float(self.validation(self.energy))  # pyright: ignore
+                return number(self.validation(self.energy))
             sums, step = Sums(), Step(self.energy, self.loss)
             for batch in self.validation:
                 batch = self.moved(batch)
-                sums.add(float(step(batch)), examples(batch), None)
+                sums.add(float(step(batch)), examples(batch))
         if not sums.count:
             raise ValueError("`validation` must give batches, got none")
         return sums.row()["loss"]
@@ -341,7 +303,7 @@ class Run:
         """Keep a checkpoint for the next step to prove, if one is wanted."""
         if self.path is None:
             return
-        states = self.team.gather(random_state(self.loader))
+        states = self.team.gather(random_state(*self.loaders))
         if self.team.leads:
             self.pending = checkpoints.packed(self.state_dict() | {"now": states})
 
@@ -388,27 +350,12 @@ class Run:
                 f"and is resumed by as many, got {self.team.size}"
             )
         self.now = state = states[self.team.rank % len(states)]
-        set_random_state(state, self.loader)
+        set_random_state(state, *self.loaders)
 
 
-def snapshot(module: nn.Module) -> dict[str, Any]:
-    """A copy of its weights."""
-    return {
-        name: value.detach().cpu().clone() if isinstance(value, Tensor) else value
-        for name, value in module.state_dict().items()
-    }
-
-
-def examples(batch: Any) -> int:
-    """How many there are in a batch: as many as in its first tensor."""
-    parts = batch if isinstance(batch, list) else pytree.tree_leaves(batch)
-    leaves = (leaf for leaf in parts if isinstance(leaf, Tensor) and leaf.ndim)
-    return next((len(leaf) for leaf in leaves), 1)
-
-
-def length(loader: Any) -> int | None:
-    """How many batches there are, where that is known."""
+def number(value: Any) -> float:
+    """What a validation says."""
     try:
-        return len(loader)
-    except TypeError:
-        return None
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`validation` must give a number, got {value!r}") from error

@@ -105,6 +105,7 @@ def argmin(
         begin = domain.project(begin.double()).to(like.dtype)
     learn = torch.is_grad_enabled()
     begin = (begin if gradient == "unroll" else begin.detach()).clone()
+    x = pytree.tree_map_only(Tensor, lambda t: widened(t, like.dtype), x)
     with torch.inference_mode(False), torch.set_grad_enabled(learn), precise(like):
         # Once, and with its graph: dropout masks are the same in the search and in its gradient.
         noise = random_states(energy, like) if learn else None
@@ -137,21 +138,29 @@ def separated(problem: Problem, f: EnergyAt, start: Tensor | None) -> Problem:
 
 @contextmanager
 def precise(like: Tensor) -> Iterator[None]:
-    """No shortcuts on a GPU: certificates count on the rounding of a dtype, and twice is the same.
+    """No shortcuts: certificates count on the rounding of a dtype, and twice is the same.
 
-    By default convolutions keep ten bits of a float32, and add up in any order.
+    Autocast keeps eight bits of a float32. On a GPU convolutions keep ten by default, and add up in
+    any order.
     """
-    if not like.is_cuda:
-        yield
-        return
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    short = matmul.allow_tf32
-    matmul.allow_tf32 = False
-    try:
-        with cudnn.flags(cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False):
+    with torch.autocast(like.device.type, enabled=False):
+        if not like.is_cuda:
             yield
-    finally:
-        matmul.allow_tf32 = short
+            return
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        short = matmul.allow_tf32
+        matmul.allow_tf32 = False
+        try:
+            with cudnn.flags(cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False):
+                yield
+        finally:
+            matmul.allow_tf32 = short
+
+
+def widened(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """In full precision what a network under autocast has left in a lower one."""
+    low = x.dtype in (torch.bfloat16, torch.float16)
+    return x.to(dtype) if low and torch.is_autocast_enabled(x.device.type) else x
 
 
 def has(thing: Any, protocol: Any) -> bool:

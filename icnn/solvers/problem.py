@@ -116,13 +116,10 @@ class Problem:
     def own(self) -> Both | None:
         """What gives values and gradients without PyTorch's graph, where the energy has it.
 
-        The first pass has a graph where gradients are wanted: it tells whether there are any. And
-        under autocast, values must be those that the energy itself has there.
+        The first pass has a graph where gradients are wanted: it tells whether there are any.
         """
         watching = self.gradient is not None and getattr(self.energy, "live", True) is None
-        if watching or torch.is_autocast_enabled(self.start.device.type):
-            return None
-        return getattr(self.energy, "value_and_gradient", None)
+        return None if watching else getattr(self.energy, "value_and_gradient", None)
 
     def passed(self, y: Tensor, own: Both | None = None) -> tuple[Tensor, Tensor]:
         """The same without a graph: values in float64, slopes as they come.
