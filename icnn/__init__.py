@@ -28,6 +28,7 @@ from icnn.solvers.stream import stream
 
 if TYPE_CHECKING:
     from icnn.estimators.convex_regressor import ConvexRegressor
+    from icnn.estimators.multi_label_classifier import MultiLabelClassifier
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "History",
     "LinearProgram",
     "Max",
+    "MultiLabelClassifier",
     "NonNegative",
     "ProjectedGradient",
     "Quadratic",
@@ -70,11 +72,15 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Estimators need scikit-learn, which is not needed for all the rest."""
-    if name == "ConvexRegressor":
+    rooms = {
+        "ConvexRegressor": "convex_regressor",
+        "MultiLabelClassifier": "multi_label_classifier",
+    }
+    if name in rooms:
+        from importlib import import_module
+
         from icnn.extras import require
 
         require("sklearn", "sklearn")
-        from icnn.estimators.convex_regressor import ConvexRegressor
-
-        return ConvexRegressor
+        return getattr(import_module(f"icnn.estimators.{rooms[name]}"), name)
     raise AttributeError(f"module 'icnn' has no attribute {name!r}")

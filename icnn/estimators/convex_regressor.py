@@ -1,7 +1,6 @@
 """Regression with functions that are convex by construction."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from icnn.checks import check_count, check_device, check_number, check_widths
 from icnn.energies.ficnn import FICNN
 from icnn.energies.monotone import check_monotone
 from icnn.energies.picnn import PICNN
+from icnn.estimators.threads import threads
 from icnn.learning.batches import batches
 from icnn.learning.fit import fit
 from icnn.solvers.argmin import argmin
@@ -25,7 +25,6 @@ from icnn.solvers.bundle import Bundle
 from icnn.solvers.domains import Box
 from icnn.solvers.solution import Solution
 
-SMALL = 2e6  # multiplications in a layer of a step
 Array = NDArray[np.floating[Any]]
 ArrayLike = Any  # as scikit-learn takes it: arrays, data frames, lists
 
@@ -323,18 +322,6 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
         if not np.isfinite(found).all():
             raise ValueError(f"`{argument}` must be finite numbers, got {end!r}")
         return torch.from_numpy(found)
-
-
-@contextmanager
-def threads(work: float) -> Iterator[None]:
-    """One thread where the products of a step are small: more would wait for each other."""
-    before = torch.get_num_threads()
-    if work < SMALL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def squares(energy: Any, *batch: Tensor) -> Tensor:

@@ -32,6 +32,6 @@ def whole(batch: T) -> T:
     return batch
 
 
-def batches(*tensors: Tensor, size: int, shuffle: bool = True) -> DataLoader[tuple[Tensor, ...]]:
-    """A loader of rows; the last batch of an epoch may be smaller."""
-    return DataLoader(Rows(tensors), size, shuffle=shuffle, collate_fn=whole)
+def batches(*tensors: Tensor, size: int, drop_last: bool = False) -> DataLoader[tuple[Tensor, ...]]:
+    """A loader of shuffled rows; the last batch of an epoch may be smaller, or is left out."""
+    return DataLoader(Rows(tensors), size, shuffle=True, collate_fn=whole, drop_last=drop_last)

@@ -1,0 +1,159 @@
+"""Multi-label data in ARFF files, sparse or dense, as Mulan and Meka have them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+from scipy import sparse
+
+from icnn.checks import check_count
+from icnn.extras import require
+
+NUMERIC = ("REAL", "NUMERIC", "INTEGER")
+
+
+@dataclass(frozen=True)
+class MultiLabel:
+    """Examples with any number of labels each.
+
+    Attributes:
+        X: Features, one row for each example: a sparse array where the file is sparse.
+        Y: Ones where an example has a label, else zeros.
+        features: Names of the columns of `X`.
+        labels: Names of the columns of `Y`.
+    """
+
+    X: Any
+    Y: np.ndarray
+    features: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+def read_arff(
+    path: str | Path, labels: int | str | Path | Sequence[str] | None = None
+) -> MultiLabel:
+    """Read a file.
+
+    Args:
+        path: The file.
+        labels: Which attributes are labels: how many at the end; their names; or an XML file that
+            lists them. By default the XML file beside it: "yeast.xml" for "yeast-train.arff".
+
+    Raises:
+        ValueError: It is no such file. The message tells the line.
+    """
+    arff = require("arff", "data")
+    path = Path(path)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    data = re.search(r"^\s*@data\s*$(?:\s*(?:%.*)?\n)*\s*(\{)?", text, re.MULTILINE | re.IGNORECASE)
+    thin = data is not None and data[1] is not None
+    try:
+        found = arff.loads(text, return_type=arff.LOD if thin else arff.DENSE)
+    except arff.ArffException as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    attributes, rows = found["attributes"], found["data"]
+    if not rows:
+        raise ValueError(f"{path} has no examples")
+    names = [name for name, _ in attributes]
+    chosen = which(path, names, labels)
+    columns = [number(path, name, kind, thin) for name, kind in attributes]
+    table: Any = scattered(rows, columns) if thin else dense(rows, columns)
+    own = np.array([names.index(name) for name in chosen])
+    others = np.setdiff1d(np.arange(len(names)), own)
+    Y = table[:, own].toarray() if thin else table[:, own]
+    if not np.isin(Y, (0, 1)).all():
+        j = int((~np.isin(Y, (0, 1))).any(axis=0).argmax())
+        raise ValueError(f"{path}: labels must be 0 or 1, got others for `{chosen[j]}`")
+    X, features = table[:, others], [names[j] for j in others]
+    if not thin:
+        X, features = spread(X, features, [attributes[j][1] for j in others])
+    return MultiLabel(X, Y.astype(np.int64), tuple(features), tuple(chosen))
+
+
+def which(path: Path, names: Sequence[str], labels: Any) -> list[str]:
+    """The names of the labels."""
+    if labels is None:
+        stem = re.sub(r"[-_]?(train|test)$", "", path.stem, flags=re.IGNORECASE)
+        labels = path.with_name(f"{stem}.xml")
+        if not labels.is_file():
+            raise ValueError(f"`labels` must be given, as there is no {labels}")
+    if isinstance(labels, str | Path):
+        try:
+            root = ElementTree.parse(labels).getroot()
+        except ElementTree.ParseError as error:
+            raise ValueError(f"{labels} is no XML file: {error}") from error
+        labels = [part.attrib["name"] for part in root.iter() if part.tag.endswith("label")]
+    elif isinstance(labels, int):
+        count = check_count("labels", labels)
+        if count >= len(names):
+            raise ValueError(f"`labels` must be at most {len(names) - 1}, got {labels}")
+        labels = names[-count:]
+    found: list[str] = list(labels)
+    absent = [name for name in found if name not in names]
+    if absent or not found or len(found) == len(names):
+        raise ValueError(f"`labels` must be attributes of {path}, not all, got {absent or found}")
+    return found
+
+
+def number(path: Path, name: str, kind: Any, thin: bool) -> dict[Any, float] | None:
+    """What stands for each value of an attribute; `None` where the value is a number itself."""
+    if isinstance(kind, str):
+        if kind.upper() in NUMERIC:
+            return None
+        raise ValueError(f"{path}: attribute `{name}` must be numeric or nominal, got {kind}")
+    try:
+        table = {value: float(value) for value in kind}
+    except ValueError:
+        table = {value: float(place) for place, value in enumerate(kind)}
+    if thin and table[kind[0]] != 0:  # what is left out is the first value
+        raise ValueError(f"{path}: `{name}` is sparse, so that its first value must be 0")
+    return table
+
+
+def scattered(rows: list[dict[int, Any]], columns: Sequence[dict[Any, float] | None]) -> Any:
+    """A sparse table."""
+    starts = np.cumsum([0, *(len(row) for row in rows)])
+    places = np.array([j for row in rows for j in row], dtype=np.int64)
+    values = np.array([value(v, columns[j]) for row in rows for j, v in row.items()], dtype=float)
+    found = sparse.csr_array((values, places, starts), shape=(len(rows), len(columns)))
+    found.sort_indices()
+    return found
+
+
+def dense(rows: list[list[Any]], columns: Sequence[dict[Any, float] | None]) -> np.ndarray:
+    """A full table."""
+    return np.array([[value(v, c) for v, c in zip(row, columns, strict=True)] for row in rows])
+
+
+def value(raw: Any, column: dict[Any, float] | None) -> float:
+    """A value as a number; what is missing is none."""
+    if raw is None:
+        return float("nan")
+    return float(raw) if column is None else column[raw]
+
+
+def spread(X: np.ndarray, names: list[str], kinds: list[Any]) -> tuple[np.ndarray, list[str]]:
+    """A column of its own for each value of an attribute that has three or more, not numbers."""
+    parts, found = [], []
+    for column, name, kind in zip(X.T, names, kinds, strict=True):
+        words = [] if isinstance(kind, str) else [v for v in kind if not is_number(v)]
+        if len(words) > 2:
+            parts += [(column == place).astype(float) for place in range(len(kind))]
+            found += [f"{name}={v}" for v in kind]
+        else:
+            parts.append(column)
+            found.append(name)
+    return np.stack(parts, axis=1), found
+
+
+def is_number(text: str) -> bool:
+    """Whether a nominal value is one."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

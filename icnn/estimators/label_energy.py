@@ -1,0 +1,96 @@
+"""Energies over labels, learned from scores of examples that the scores have not seen."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from icnn import losses
+from icnn.energies.compose import Score, Sum
+from icnn.energies.energy import Energy, EnergyAt
+from icnn.energies.picnn import PICNN
+from icnn.learning.batches import batches
+from icnn.learning.fit import fit
+from icnn.solvers.argmin import argmin
+from icnn.solvers.bundle_entropy import BundleEntropy
+from icnn.solvers.domains import Box, Simplex
+from icnn.solvers.solution import Solution
+
+CROSS = 5.0  # the weight of the cross entropy beside the F1
+SMALL = 0.1  # what the weights of a network over labels are multiplied by at first
+BATCH = 64
+
+
+class Own(nn.Module):
+    """Scores as they come, but for a factor and an offset of each label."""
+
+    def __init__(self, labels: int):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(labels))
+        self.offset = nn.Parameter(torch.zeros(labels))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return self.factor * scores + self.offset
+
+
+class Pull(Energy):
+    """What labels are to each other, given their scores: a small PICNN, which starts near zero."""
+
+    def __init__(self, labels: int, hidden: Sequence[int]):
+        super().__init__()
+        self.y_shape = (labels,)
+        self.network = PICNN(labels, labels, hidden, x_norm="layer")
+        with torch.no_grad():
+            for weight in self.network.parameters():
+                if weight.ndim > 1:
+                    weight.mul_(SMALL)
+
+    def at(self, x: Tensor) -> EnergyAt:
+        return self.network.at(3 * x.sigmoid())
+
+
+def label_energy(labels: int, hidden: Sequence[int]) -> Sum:
+    """`-y . score + pull(scores, y)`: each label for itself, and all together."""
+    return Sum(Score(Own(labels)), Pull(labels, hidden))
+
+
+def answers(
+    energy: Any, x: Tensor, domain: Box | Simplex, entropy: float, steps: int = 50, **options: Any
+) -> Solution:
+    """The labels of examples, between 0 and 1."""
+    solver = BundleEntropy(max_steps=steps, tol=1e-3)
+    return argmin(energy, x, domain, entropy=entropy, solver=solver, **options)
+
+
+def loss_of(y: Tensor, true: Tensor, domain: Box | Simplex) -> Tensor:
+    """Cross entropy and F1 of answers; the first alone where there is one label each."""
+    y = y.clamp(1e-6, 1 - 1e-6)
+    if isinstance(domain, Simplex):
+        return -(true * y.log()).sum(dim=1).mean()
+    return CROSS * F.binary_cross_entropy(y, true) + losses.soft_f1(y, true)
+
+
+def train_energy(
+    energy: nn.Module, x: Tensor, y: Tensor, domain: Box | Simplex, entropy: float, steps: int,
+    rate: float, decay: float,
+) -> nn.Module:  # fmt: skip
+    """Learn through the argmin."""
+    # A last batch of one example would have no statistics.
+    loader = batches(x, y, size=min(BATCH, len(x)), drop_last=True)
+    epochs = -(-steps // len(loader))
+    optimizer = torch.optim.Adam(energy.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, rate, total_steps=epochs * len(loader) + 1
+    )
+
+    def loss(energy: Any, x: Tensor, true: Tensor) -> tuple[Tensor, Solution]:
+        found = answers(energy, x, domain, entropy, steps=8)
+        return loss_of(found.y, true, domain), found
+
+    fit(
+        energy, loader, loss, epochs=epochs, optimizer=optimizer, schedule=schedule,
+        weight_decay=decay, progress=False, parallel=False,
+    )  # fmt: skip
+    return energy

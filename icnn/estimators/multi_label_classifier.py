@@ -1,0 +1,371 @@
+"""Labels that are decided together: a scikit-learn classifier whose answers minimise an energy."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy import sparse
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from icnn.checks import check_choice, check_count, check_device, check_number, check_widths
+from icnn.energies.compose import Scale, Score, Sum
+from icnn.energies.picnn import PICNN
+from icnn.estimators.decoding import METRICS, Decoding, choose, worth
+from icnn.estimators.features import Features, tensor
+from icnn.estimators.influence import Influence
+from icnn.estimators.kernel import Kernel
+from icnn.estimators.label_energy import answers, label_energy, train_energy
+from icnn.estimators.networks import BATCH, go_on, logits, mixed, train_network
+from icnn.estimators.threads import threads
+from icnn.extras import require
+from icnn.solvers.domains import Box, Simplex
+from icnn.solvers.solution import Solution
+
+RATE, ENERGY_RATE, ENERGY_DECAY = 2e-3, 2e-3, 0.1
+ENERGIES = 5  # of which the mean is taken
+PAPER = 600  # width of the first layer of the paper's network; the second has one unit a label
+MANY = 10_000  # examples, from which on kernels are too large
+EDGE = 0.01  # how near scores of the kernel come to 0 and 1
+EXPERTS = ("networks", "kernel", "both")
+ArrayLike = Any  # as scikit-learn takes it: arrays, sparse matrices, data frames, lists
+
+
+class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
+    """Labels whose energy is least: each has a score, and a convex network sees them together.
+
+    Scores come from plain networks, from a kernel machine, or from both, whichever is best on data
+    held out. From scores of examples that the scorer has not seen, energies `f(x, y)` that are
+    convex in the labels `y` are learned through their minimum; the answer minimises their mean.
+
+    One column of classes of any type is a problem of one label each; two dimensions of 0 and 1 are
+    one of any number of labels.
+
+    Args:
+        energy: "labels" as above; "local", where each label is decided by its own score; or
+            "picnn", the paper's network of features and labels, without scores.
+        hidden: Widths of the networks that give scores.
+        label_hidden: Widths of the network over labels.
+        entropy: The weight of the entropy in the objective: the less, the more decided answers are.
+        experts: What gives scores: "networks", "kernel", "both", or "auto", the best of them.
+        metric: What the decoding is chosen for: the F1 score of "examples", or of "labels".
+        epochs: How often networks see the examples; more often where these are few.
+        energy_steps: Of the optimiser, for each energy.
+        folds: Into how many parts examples are divided, to score each by the others.
+        warm_start: Whether `fit` goes on from the networks of the last one.
+        device: Where to train, as PyTorch calls it.
+        random_state: A seed, for the same result again.
+        progress: Whether a bar shows how far `fit` is.
+
+    Attributes:
+        classes_: The classes, or the numbers of the labels.
+        energy_: `f(x, y)`, a mean of energies, as a function of scores (of features: "picnn").
+        decoding_: How answers become labels.
+        held_out_: Answers to all examples of the training, by energies that had not seen them.
+        expert_: What gives scores; `expert_scores_`: how good each was on data held out.
+
+    Examples:
+        >>> from sklearn.datasets import make_multilabel_classification
+        >>> X, Y = make_multilabel_classification(random_state=0)
+        >>> model = icnn.MultiLabelClassifier(hidden=(64,), random_state=0).fit(X, Y)
+        >>> model.predict(X[:2]).shape
+        (2, 5)
+    """
+
+    n_features_in_: int
+
+    def __init__(
+        self,
+        *,
+        energy: str = "labels",
+        hidden: Sequence[int] = (2000,),
+        label_hidden: Sequence[int] = (100,),
+        entropy: float = 0.5,
+        experts: str = "auto",
+        metric: str = "examples",
+        epochs: int = 10,
+        energy_steps: int = 500,
+        folds: int = 10,
+        warm_start: bool = False,
+        device: str = "cpu",
+        random_state: Any = None,
+        progress: bool = False,
+    ):
+        self.energy = energy
+        self.hidden = hidden
+        self.label_hidden = label_hidden
+        self.entropy = entropy
+        self.experts = experts
+        self.metric = metric
+        self.epochs = epochs
+        self.energy_steps = energy_steps
+        self.folds = folds
+        self.warm_start = warm_start
+        self.device = device
+        self.random_state = random_state
+        self.progress = progress
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> "MultiLabelClassifier":
+        """Learn from examples.
+
+        Args:
+            X: One row for each, dense or sparse.
+            y: A class of each, or 0 and 1 in a column for each label.
+        """
+        check_choice("energy", self.energy, ("labels", "local", "picnn"))
+        hidden = check_widths("hidden", self.hidden)
+        check_widths("label_hidden", self.label_hidden)
+        check_choice("experts", self.experts, ("auto", *EXPERTS))
+        check_choice("metric", self.metric, METRICS)
+        check_count("epochs", self.epochs)
+        check_count("energy_steps", self.energy_steps)
+        check_count("folds", self.folds, 2)
+        if check_number("entropy", self.entropy) <= 0:
+            raise ValueError(f"`entropy` must be above 0, got {self.entropy!r}")
+        device = check_device("device", self.device)
+        X, Y = self._read(X, y)
+        old = self._old() if self.warm_start else ([], [])
+        random = check_random_state(self.random_state)
+        self.features_ = Features(X)
+        X = self.features_(X)
+        parts = self._parts(len(Y))
+        work = BATCH * X.shape[1] * max(hidden)
+        rooms = [device] if device.type == "cuda" else []
+        with (
+            torch.random.fork_rng(devices=rooms),
+            steps(self.progress, parts) as done,
+            threads(work),
+        ):
+            torch.manual_seed(int(random.randint(2**31)))
+            self.networks_, self.kernel_ = [], None
+            x = tensor(X)
+            if self.energy != "picnn":
+                x = self._score(X, Y, random, old[0], done)
+            held = self._learn(x, Y, random, old[1], done)
+        self.held_out_ = held.numpy()
+        self.decoding_ = Decoding()
+        if isinstance(self.domain_, Box):
+            self.decoding_, _ = choose(self.held_out_, Y, self.metric)
+        return self
+
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """The labels of examples."""
+        y = self.solve(X).y.numpy()
+        found = self.decoding_(y)
+        if isinstance(self.domain_, Box):
+            return found
+        return self.classes_[found.argmax(axis=1)]
+
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
+        """The answers, between 0 and 1: of each label, or of each class, where they sum to 1."""
+        return self.solve(X).y.numpy()
+
+    def decision_function(self, X: ArrayLike) -> np.ndarray:
+        """The log odds of the answers; of two classes, those of the second."""
+        y = self.solve(X).y.clamp(1e-9, 1 - 1e-9).logit().numpy()
+        return y[:, 1] if isinstance(self.domain_, Simplex) and len(self.classes_) == 2 else y
+
+    def solve(self, X: ArrayLike) -> Solution:
+        """The answers with their certificates."""
+        given = self._inputs(X)
+        return self._answers(self.energy_, given)
+
+    def explain(self, x: ArrayLike, count: int = 12) -> Influence:
+        """Which labels pull which, in one example.
+
+        Each label is held at 1 and at 0 in turn, and all others are decided anew.
+
+        Args:
+            x: One row of features.
+            count: For how many labels: those with the largest answers.
+        """
+        check_count("count", count)
+        given = self._inputs(x)
+        if isinstance(self.domain_, Simplex):
+            raise ValueError(
+                "`explain` must be asked about labels, got a problem of one class each"
+            )
+        if len(given) != 1:
+            raise ValueError(f"`x` must be one row, got {len(given)}")
+        free = self._answers(self.energy_, given).y[0]
+        shown = free.argsort(descending=True)[:count]
+        ways = []
+        for level in (1.0, 0.0):
+            mask = F.one_hot(shown, len(free)).bool()
+            fixed = (mask, torch.where(mask, level, 0.0))
+            ways.append(self._answers(self.energy_, given.expand(len(shown), -1), fixed=fixed).y)
+        moves = (ways[0] - ways[1])[:, shown]
+        names = [str(self.label_names_[j]) for j in shown]
+        return Influence(names, free[shown].numpy(), moves.numpy())
+
+    def _read(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
+        """Features, and ones and zeros in a column for each label or class."""
+        names = getattr(y, "columns", None)
+        y = y.toarray() if sparse.issparse(y) else y
+        X, y = validate_data(  # pyright: ignore
+            self, X, y, accept_sparse="csr", dtype=np.float64, multi_output=True,
+            ensure_min_samples=2,
+        )  # fmt: skip
+        if y.ndim == 2 and y.shape[1] > 1:
+            if not np.isin(y, (0, 1)).all():
+                odd = y[~np.isin(y, (0, 1))][0]
+                raise ValueError(f"`y` of two dimensions must be 0 or 1, got {odd}")
+            self.classes_, self.domain_ = np.arange(y.shape[1]), Box()
+            self.label_names_ = self.classes_ if names is None else np.asarray(names)
+            return X, y.astype(np.int64)
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        self.classes_, places = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"`y` must have two classes or more, got one class: {y[0]}")
+        self.domain_, self.label_names_ = Simplex(), self.classes_
+        return X, np.eye(len(self.classes_), dtype=np.int64)[places]
+
+    def _parts(self, count: int) -> int:
+        """How many things are trained."""
+        energies = min(ENERGIES, count) if self.energy != "local" else 0
+        if self.energy == "picnn":
+            return energies
+        kernel, networks = self._wanted(count)
+        return energies + kernel + networks * min(self.folds, count)
+
+    def _wanted(self, count: int) -> tuple[bool, bool]:
+        """Whether to have a kernel, and networks."""
+        kernel = count <= MANY and self.experts != "networks"
+        return kernel, self.experts != "kernel" or not kernel
+
+    def _score(
+        self, X: Any, Y: np.ndarray, random: Any, old: list[nn.Module], done: Callable[[str], None]
+    ) -> Tensor:
+        """Scores of all examples, by who has not seen them."""
+        device, found = torch.device(self.device), {}
+        true = torch.from_numpy(Y).float()
+        kernel, networks = self._wanted(len(Y))
+        if networks:
+            found["networks"] = torch.zeros(Y.shape)
+            for i, (rest, out) in enumerate(divided(len(Y), self.folds, random)):
+                done(f"scores, part {i + 1}")
+                loss = mixed if isinstance(self.domain_, Box) else F.cross_entropy
+                net = train_network(
+                    X[rest], true[rest], self.hidden, loss, self.epochs, RATE, device,
+                    old[i] if i < len(old) else None,
+                )  # fmt: skip
+                found["networks"][out] = logits([net], X[out], device)
+                self.networks_.append(net)
+        if kernel:
+            done("scores of a kernel")
+            self.kernel_ = Kernel(X, Y.astype(np.float64), self._worth, random)
+            found["kernel"] = unbounded(self.kernel_.held_out)
+        if len(found) == 2:
+            found["both"] = (found["networks"] + found["kernel"]) / 2
+        self.expert_scores_ = {
+            name: self._worth(scores.sigmoid().numpy(), Y) for name, scores in found.items()
+        }
+        best = max(self.expert_scores_, key=lambda name: self.expert_scores_[name])
+        self.expert_ = best if self.experts == "auto" or self.experts not in found else self.experts
+        if self.expert_ == "networks":
+            self.kernel_ = None
+        elif self.expert_ == "kernel":
+            self.networks_ = []
+        return found[self.expert_]
+
+    def _learn(
+        self, x: Tensor, Y: np.ndarray, random: Any, old: list[nn.Module],
+        done: Callable[[str], None],
+    ) -> Tensor:  # fmt: skip
+        """Energies, each of most of the examples; and its answers to the others."""
+        if self.energy == "local":
+            self.energy_ = Score(nn.Identity())
+            self.energy_.y_shape = (Y.shape[1],)
+            return self._answers(self.energy_, x).y
+        device, true = torch.device(self.device), torch.from_numpy(Y).float()
+        labels, energies, held = Y.shape[1], [], torch.zeros(Y.shape)
+        for i, (rest, out) in enumerate(divided(len(Y), ENERGIES, random)):
+            done(f"energy {i + 1} of {ENERGIES}")
+            if self.energy == "labels":
+                energy = label_energy(labels, self.label_hidden)
+            else:
+                energy = PICNN(x.shape[1], labels, (PAPER, labels), x_norm="batch")
+            go_on(energy, old[i] if i < len(old) else None)
+            train_energy(
+                energy.to(device), x[rest], true[rest], self.domain_, self.entropy,
+                self.energy_steps, ENERGY_RATE, ENERGY_DECAY,
+            )  # fmt: skip
+            held[out] = self._answers(energy, x[out]).y.float()
+            energies.append(energy)
+        self.energy_ = Scale(Sum(*energies), 1 / len(energies))
+        return held
+
+    def _worth(self, y: np.ndarray, Y: np.ndarray) -> float:
+        """How good answers are."""
+        return worth(y, Y, self.metric if isinstance(self.domain_, Box) else None)
+
+    def _inputs(self, X: ArrayLike) -> Tensor:
+        """The `x` of the energy."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=np.float64)
+        X = self.features_(X)
+        if self.energy == "picnn":
+            return tensor(X)
+        parts = []
+        if self.networks_:
+            parts.append(logits(self.networks_, X, torch.device(self.device)))
+        if self.kernel_ is not None:
+            parts.append(unbounded(self.kernel_(X)))
+        return torch.stack(parts).mean(dim=0)
+
+    def _answers(self, energy: Any, x: Tensor, **options: Any) -> Solution:
+        """In parts, and where the energy is."""
+        device = torch.device(self.device)
+        with torch.no_grad():
+            found = answers(energy, x.to(device), self.domain_, self.entropy, **options)
+        return found.to("cpu")
+
+    def _old(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        """What was trained before, to go on from: networks and energies."""
+        energy = getattr(getattr(self, "energy_", None), "energy", None)
+        return getattr(self, "networks_", []), list(getattr(energy, "energies", []))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.classifier_tags.multi_label = True
+        tags.non_deterministic = False
+        return tags
+
+
+def divided(count: int, folds: int, random: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Examples to learn from and the others, for each part of them."""
+    for out in np.array_split(random.permutation(count), min(folds, count)):
+        yield np.setdiff1d(np.arange(count), out), np.sort(out)
+
+
+def unbounded(scores: np.ndarray) -> Tensor:
+    """Numbers about between 0 and 1 as log odds."""
+    return torch.from_numpy(scores).float().clamp(EDGE, 1 - EDGE).logit()
+
+
+@contextmanager
+def steps(shown: bool, total: int) -> Iterator[Callable[[str], None]]:
+    """What is being trained, on a bar if it is to be shown."""
+    if not shown:
+        yield lambda name: None
+        return
+    progress = require("rich.progress", "cli")
+    console = require("rich.console", "cli").Console(stderr=True)
+    with progress.Progress(console=console) as bar:
+        task = bar.add_task("", total=total)
+        begun: list[str] = []
+
+        def done(name: str) -> None:
+            bar.update(task, description=name, completed=len(begun))
+            begun.append(name)
+
+        yield done
+        bar.update(task, description="done", completed=total)
