@@ -117,3 +117,20 @@ def synthetic(
 
     torch.set_num_threads(1)  # the networks are small: more threads would only wait for each other
     run(Settings(seed=seed, seeds=seeds, out=out, fast=fast, final=final))
+
+
+@reproduce.command()
+def bibtex(
+    seed: Seed = 0,
+    seeds: Seeds = 5,
+    out: Out = Path("icnn-bibtex"),
+    fast: Fast = False,
+    final: Final = False,
+) -> None:
+    """Tags of publications: the paper's table in its own protocol, and an honest one.
+
+    Writes bibtex.json, pictures and bibtex.html: half an hour or so. The data are fetched once.
+    """
+    from icnn.experiments.bibtex import Settings, run
+
+    run(Settings(seed=seed, seeds=seeds, out=out, fast=fast, final=final))

@@ -8,8 +8,8 @@ from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 
 FEW = 2500  # examples, on which parameters are chosen
-WIDTHS = (0.5, 1.0, 2.0, 4.0)  # in units of one over the median squared distance
-RIDGES = (0.03, 0.1, 0.3, 1.0)
+WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # in units of one over the median squared distance
+RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 class Kernel:

@@ -13,7 +13,7 @@ from icnn.energies.energy import Energy, EnergyAt
 from icnn.energies.picnn import PICNN
 from icnn.learning.batches import batches
 from icnn.learning.fit import fit
-from icnn.solvers.argmin import argmin
+from icnn.solvers.argmin import Solver, argmin
 from icnn.solvers.bundle_entropy import BundleEntropy
 from icnn.solvers.domains import Box, Simplex
 from icnn.solvers.solution import Solution
@@ -21,6 +21,10 @@ from icnn.solvers.solution import Solution
 CROSS = 5.0  # the weight of the cross entropy beside the F1
 SMALL = 0.1  # what the weights of a network over labels are multiplied by at first
 BATCH = 64
+EPOCHS, LEAST = 8, 100  # how often examples are seen, and steps made at least
+# A step of training needs no better answer; prediction takes its time.
+TRAINING, PREDICTION = BundleEntropy(max_steps=8, tol=1e-3), BundleEntropy(max_steps=50)
+EXPLANATION = BundleEntropy(max_steps=200, tol=1e-6)  # where small differences are looked at
 
 
 class Own(nn.Module):
@@ -56,14 +60,6 @@ def label_energy(labels: int, hidden: Sequence[int]) -> Sum:
     return Sum(Score(Own(labels)), Pull(labels, hidden))
 
 
-def answers(
-    energy: Any, x: Tensor, domain: Box | Simplex, entropy: float, steps: int = 50, **options: Any
-) -> Solution:
-    """The labels of examples, between 0 and 1."""
-    solver = BundleEntropy(max_steps=steps, tol=1e-3)
-    return argmin(energy, x, domain, entropy=entropy, solver=solver, **options)
-
-
 def loss_of(y: Tensor, true: Tensor, domain: Box | Simplex) -> Tensor:
     """Cross entropy and F1 of answers; the first alone where there is one label each."""
     y = y.clamp(1e-6, 1 - 1e-6)
@@ -74,19 +70,19 @@ def loss_of(y: Tensor, true: Tensor, domain: Box | Simplex) -> Tensor:
 
 def train_energy(
     energy: nn.Module, x: Tensor, y: Tensor, domain: Box | Simplex, entropy: float, steps: int,
-    rate: float, decay: float,
+    rate: float, decay: float, solver: Solver = TRAINING,
 ) -> nn.Module:  # fmt: skip
     """Learn through the argmin."""
     # A last batch of one example would have no statistics.
     loader = batches(x, y, size=min(BATCH, len(x)), drop_last=True)
-    epochs = -(-steps // len(loader))
+    epochs = -(-min(steps, max(LEAST, EPOCHS * len(loader))) // len(loader))
     optimizer = torch.optim.Adam(energy.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, rate, total_steps=epochs * len(loader) + 1
     )
 
     def loss(energy: Any, x: Tensor, true: Tensor) -> tuple[Tensor, Solution]:
-        found = answers(energy, x, domain, entropy, steps=8)
+        found = argmin(energy, x, domain, entropy=entropy, solver=solver)
         return loss_of(found.y, true, domain), found
 
     fit(

@@ -16,15 +16,17 @@ from torch import Tensor, nn
 
 from icnn.checks import check_choice, check_count, check_device, check_number, check_widths
 from icnn.energies.compose import Scale, Score, Sum
+from icnn.energies.energy import Energy
 from icnn.energies.picnn import PICNN
 from icnn.estimators.decoding import METRICS, Decoding, choose, worth
 from icnn.estimators.features import Features, tensor
 from icnn.estimators.influence import Influence
 from icnn.estimators.kernel import Kernel
-from icnn.estimators.label_energy import answers, label_energy, train_energy
+from icnn.estimators.label_energy import EXPLANATION, PREDICTION, label_energy, train_energy
 from icnn.estimators.networks import BATCH, go_on, logits, mixed, train_network
 from icnn.estimators.threads import threads
 from icnn.extras import require
+from icnn.solvers.argmin import Solver, argmin
 from icnn.solvers.domains import Box, Simplex
 from icnn.solvers.solution import Solution
 
@@ -33,6 +35,7 @@ ENERGIES = 5  # of which the mean is taken
 PAPER = 600  # width of the first layer of the paper's network; the second has one unit a label
 MANY = 10_000  # examples, from which on kernels are too large
 EDGE = 0.01  # how near scores of the kernel come to 0 and 1
+MARGIN = 0.005  # by which one expert must be better alone than with the other
 EXPERTS = ("networks", "kernel", "both")
 ArrayLike = Any  # as scikit-learn takes it: arrays, sparse matrices, data frames, lists
 
@@ -48,15 +51,16 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     one of any number of labels.
 
     Args:
-        energy: "labels" as above; "local", where each label is decided by its own score; or
-            "picnn", the paper's network of features and labels, without scores.
+        energy: "labels" as above; "local", where each label is decided by its own score; "auto",
+            the better of the two on data held out; or "picnn", the paper's network of features and
+            labels, without scores.
         hidden: Widths of the networks that give scores.
         label_hidden: Widths of the network over labels.
         entropy: The weight of the entropy in the objective: the less, the more decided answers are.
         experts: What gives scores: "networks", "kernel", "both", or "auto", the best of them.
         metric: What the decoding is chosen for: the F1 score of "examples", or of "labels".
         epochs: How often networks see the examples; more often where these are few.
-        energy_steps: Of the optimiser, for each energy.
+        energy_steps: Of the optimiser, for each energy; fewer where examples are few.
         folds: Into how many parts examples are divided, to score each by the others.
         warm_start: Whether `fit` goes on from the networks of the last one.
         device: Where to train, as PyTorch calls it.
@@ -67,7 +71,8 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         classes_: The classes, or the numbers of the labels.
         energy_: `f(x, y)`, a mean of energies, as a function of scores (of features: "picnn").
         decoding_: How answers become labels.
-        held_out_: Answers to all examples of the training, by energies that had not seen them.
+        inputs_: The `x` of `energy_` for all examples of the training, by who had not seen them.
+        held_out_: Answers to these, by energies that had not seen them.
         expert_: What gives scores; `expert_scores_`: how good each was on data held out.
 
     Examples:
@@ -83,7 +88,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     def __init__(
         self,
         *,
-        energy: str = "labels",
+        energy: str = "auto",
         hidden: Sequence[int] = (2000,),
         label_hidden: Sequence[int] = (100,),
         entropy: float = 0.5,
@@ -118,7 +123,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             X: One row for each, dense or sparse.
             y: A class of each, or 0 and 1 in a column for each label.
         """
-        check_choice("energy", self.energy, ("labels", "local", "picnn"))
+        check_choice("energy", self.energy, ("auto", "labels", "local", "picnn"))
         hidden = check_widths("hidden", self.hidden)
         check_widths("label_hidden", self.label_hidden)
         check_choice("experts", self.experts, ("auto", *EXPERTS))
@@ -144,14 +149,19 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         ):
             torch.manual_seed(int(random.randint(2**31)))
             self.networks_, self.kernel_ = [], None
-            x = tensor(X)
-            if self.energy != "picnn":
-                x = self._score(X, Y, random, old[0], done)
-            held = self._learn(x, Y, random, old[1], done)
-        self.held_out_ = held.numpy()
-        self.decoding_ = Decoding()
+            x = tensor(X) if self.energy == "picnn" else self._score(X, Y, random, old[0], done)
+            found = []
+            if self.energy != "local":
+                found.append(self._learn(x, Y, random, old[1], done))
+            if self.energy in ("auto", "local"):
+                found.append(self._alone(x, Y))
+        self.inputs_ = x
+        rules = [(Decoding(), self._worth(held, Y)) for _, held in found]
         if isinstance(self.domain_, Box):
-            self.decoding_, _ = choose(self.held_out_, Y, self.metric)
+            rules = [choose(held, Y, self.metric) for _, held in found]
+        best = max(range(len(found)), key=lambda i: rules[i][1])
+        self.energy_, self.held_out_ = found[best]
+        self.decoding_ = rules[best][0]
         return self
 
     def predict(self, X: ArrayLike) -> np.ndarray:
@@ -193,13 +203,13 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             )
         if len(given) != 1:
             raise ValueError(f"`x` must be one row, got {len(given)}")
-        free = self._answers(self.energy_, given).y[0]
+        free = self._answers(self.energy_, given, EXPLANATION).y[0]
         shown = free.argsort(descending=True)[:count]
         ways = []
         for level in (1.0, 0.0):
             mask = F.one_hot(shown, len(free)).bool()
-            fixed = (mask, torch.where(mask, level, 0.0))
-            ways.append(self._answers(self.energy_, given.expand(len(shown), -1), fixed=fixed).y)
+            fixed, each = (mask, torch.where(mask, level, 0.0)), given.expand(len(shown), -1)
+            ways.append(self._answers(self.energy_, each, EXPLANATION, fixed=fixed).y)
         moves = (ways[0] - ways[1])[:, shown]
         names = [str(self.label_names_[j]) for j in shown]
         return Influence(names, free[shown].numpy(), moves.numpy())
@@ -267,7 +277,11 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         self.expert_scores_ = {
             name: self._worth(scores.sigmoid().numpy(), Y) for name, scores in found.items()
         }
-        best = max(self.expert_scores_, key=lambda name: self.expert_scores_[name])
+        # One network is worse than the mean of all that answers in the end: both, if in doubt.
+        even = {
+            name: value - MARGIN * (name != "both") for name, value in self.expert_scores_.items()
+        }
+        best = max(even, key=lambda name: even[name])
         self.expert_ = best if self.experts == "auto" or self.experts not in found else self.experts
         if self.expert_ == "networks":
             self.kernel_ = None
@@ -278,17 +292,13 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     def _learn(
         self, x: Tensor, Y: np.ndarray, random: Any, old: list[nn.Module],
         done: Callable[[str], None],
-    ) -> Tensor:  # fmt: skip
-        """Energies, each of most of the examples; and its answers to the others."""
-        if self.energy == "local":
-            self.energy_ = Score(nn.Identity())
-            self.energy_.y_shape = (Y.shape[1],)
-            return self._answers(self.energy_, x).y
+    ) -> tuple[Energy, np.ndarray]:  # fmt: skip
+        """A mean of energies, each of most of the examples; and their answers to the others."""
         device, true = torch.device(self.device), torch.from_numpy(Y).float()
         labels, energies, held = Y.shape[1], [], torch.zeros(Y.shape)
         for i, (rest, out) in enumerate(divided(len(Y), ENERGIES, random)):
             done(f"energy {i + 1} of {ENERGIES}")
-            if self.energy == "labels":
+            if self.energy != "picnn":
                 energy = label_energy(labels, self.label_hidden)
             else:
                 energy = PICNN(x.shape[1], labels, (PAPER, labels), x_norm="batch")
@@ -299,8 +309,13 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             )  # fmt: skip
             held[out] = self._answers(energy, x[out]).y.float()
             energies.append(energy)
-        self.energy_ = Scale(Sum(*energies), 1 / len(energies))
-        return held
+        return Scale(Sum(*energies), 1 / len(energies)), held.numpy()
+
+    def _alone(self, x: Tensor, Y: np.ndarray) -> tuple[Energy, np.ndarray]:
+        """The energy of labels that know nothing of each other: answers are `sigmoid(x)`."""
+        energy = Scale(Score(nn.Identity()), self.entropy)
+        energy.y_shape = (Y.shape[1],)
+        return energy, self._answers(energy, x).y.numpy()
 
     def _worth(self, y: np.ndarray, Y: np.ndarray) -> float:
         """How good answers are."""
@@ -320,11 +335,15 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             parts.append(unbounded(self.kernel_(X)))
         return torch.stack(parts).mean(dim=0)
 
-    def _answers(self, energy: Any, x: Tensor, **options: Any) -> Solution:
-        """In parts, and where the energy is."""
-        device = torch.device(self.device)
+    def _answers(
+        self, energy: Any, x: Tensor, solver: Solver = PREDICTION, fixed: Any = None
+    ) -> Solution:
+        """Where the energy is."""
+        x = x.to(torch.device(self.device))
         with torch.no_grad():
-            found = answers(energy, x.to(device), self.domain_, self.entropy, **options)
+            found = argmin(
+                energy, x, self.domain_, entropy=self.entropy, solver=solver, fixed=fixed
+            )
         return found.to("cpu")
 
     def _old(self) -> tuple[list[nn.Module], list[nn.Module]]:
