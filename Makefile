@@ -40,7 +40,7 @@ tables: setup
 	$(BIN)/python -m icnn.report README.md docs
 
 clean:
-	rm -rf $(VENV) site icnn-demo icnn-synthetic
+	rm -rf $(VENV) site icnn-demo icnn-synthetic icnn-bibtex
 
 # torch goes in first and pinned, so that nothing later may choose another build of it. Where pip is
 # set up (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL) to find a CPU build of that version, it takes that.
@@ -58,5 +58,5 @@ $(VENV)/demo.done: $(VENV)/torch.done pyproject.toml
 	@touch $@
 
 $(VENV)/all.done: $(VENV)/demo.done
-	$(PIP) --group dev --group docs
+	$(PIP) --editable ".[cli,data,fast,sklearn,viz]" --group dev --group docs
 	@touch $@

@@ -76,10 +76,10 @@ def test_the_kernel_knows_what_it_would_say_without_an_example():
         rival = KernelRidge(alpha=ridge, kernel="rbf", gamma=found.width)  # pyright: ignore
         out = cross_val_predict(rival, X, fit, cv=LeaveOneOut()) + Y.mean(axis=0)
         best = min(best, np.square(out - Y).mean())
-        if np.allclose(out, found.held_out, atol=1e-6):
+        if np.allclose(out, found.held_out, atol=1e-4):
             whole = rival.fit(X, fit).predict(X) + Y.mean(axis=0)
-            np.testing.assert_allclose(found(X), whole, atol=1e-6)
-    assert np.square(found.held_out - Y).mean() == pytest.approx(best)
+            np.testing.assert_allclose(found(X), whole, atol=1e-4)
+    assert np.square(found.held_out - Y).mean() == pytest.approx(best, rel=1e-4)
 
 
 def test_features_of_words_and_of_measurements():

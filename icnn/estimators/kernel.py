@@ -8,6 +8,7 @@ from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 
 FEW = 2500  # examples, on which parameters are chosen
+ROOM = 1e8  # numbers in a table of features
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # in units of one over the median squared distance
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
@@ -71,7 +72,9 @@ class Kernel:
 
 def distances(a: Any, b: Any) -> np.ndarray:
     """Squared, of each row to each."""
-    a, b = (part.astype(np.float64) for part in (a, b))
+    # Products of sparse rows are hardly ever zero: as full ones they are made much faster.
+    small = max(np.prod(a.shape), np.prod(b.shape)) <= ROOM
+    a, b = (part.toarray() if small and sparse.issparse(part) else part for part in (a, b))
     product = a @ b.T
     product = product.toarray() if sparse.issparse(product) else product
     sizes = [np.asarray((part * part).sum(axis=1)).ravel() for part in (a, b)]

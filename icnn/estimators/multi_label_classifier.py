@@ -135,8 +135,10 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"`entropy` must be above 0, got {self.entropy!r}")
         device = check_device("device", self.device)
         X, Y = self._read(X, y)
-        old = self._old() if self.warm_start else ([], [])
         random = check_random_state(self.random_state)
+        old = self._old(len(Y)) if self.warm_start else ([], [])
+        if not any(old):
+            self.folds_ = [divided(len(Y), count, random) for count in (self.folds, ENERGIES)]
         self.features_ = Features(X)
         X = self.features_(X)
         parts = self._parts(len(Y))
@@ -152,7 +154,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             x = tensor(X) if self.energy == "picnn" else self._score(X, Y, random, old[0], done)
             found = []
             if self.energy != "local":
-                found.append(self._learn(x, Y, random, old[1], done))
+                found.append(self._learn(x, Y, old[1], done))
             if self.energy in ("auto", "local"):
                 found.append(self._alone(x, Y))
         self.inputs_ = x
@@ -259,7 +261,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         kernel, networks = self._wanted(len(Y))
         if networks:
             found["networks"] = torch.zeros(Y.shape)
-            for i, (rest, out) in enumerate(divided(len(Y), self.folds, random)):
+            for i, (rest, out) in enumerate(self.folds_[0]):
                 done(f"scores, part {i + 1}")
                 loss = mixed if isinstance(self.domain_, Box) else F.cross_entropy
                 net = train_network(
@@ -290,13 +292,12 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         return found[self.expert_]
 
     def _learn(
-        self, x: Tensor, Y: np.ndarray, random: Any, old: list[nn.Module],
-        done: Callable[[str], None],
-    ) -> tuple[Energy, np.ndarray]:  # fmt: skip
+        self, x: Tensor, Y: np.ndarray, old: list[nn.Module], done: Callable[[str], None]
+    ) -> tuple[Energy, np.ndarray]:
         """A mean of energies, each of most of the examples; and their answers to the others."""
         device, true = torch.device(self.device), torch.from_numpy(Y).float()
         labels, energies, held = Y.shape[1], [], torch.zeros(Y.shape)
-        for i, (rest, out) in enumerate(divided(len(Y), ENERGIES, random)):
+        for i, (rest, out) in enumerate(self.folds_[1]):
             done(f"energy {i + 1} of {ENERGIES}")
             if self.energy != "picnn":
                 energy = label_energy(labels, self.label_hidden)
@@ -346,8 +347,14 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             )
         return found.to("cpu")
 
-    def _old(self) -> tuple[list[nn.Module], list[nn.Module]]:
-        """What was trained before, to go on from: networks and energies."""
+    def _old(self, count: int) -> tuple[list[nn.Module], list[nn.Module]]:
+        """What was trained before, to go on from: networks and energies.
+
+        Their folds stay as they are, so that nobody scores what it has seen: there must be as many
+        examples, and parts, as before.
+        """
+        if len(getattr(self, "inputs_", ())) != count or len(self.folds_[0]) != self.folds:
+            return [], []
         energy = getattr(getattr(self, "energy_", None), "energy", None)
         return getattr(self, "networks_", []), list(getattr(energy, "energies", []))
 
@@ -359,10 +366,10 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         return tags
 
 
-def divided(count: int, folds: int, random: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def divided(count: int, folds: int, random: Any) -> list[tuple[np.ndarray, np.ndarray]]:
     """Examples to learn from and the others, for each part of them."""
-    for out in np.array_split(random.permutation(count), min(folds, count)):
-        yield np.setdiff1d(np.arange(count), out), np.sort(out)
+    parts = np.array_split(random.permutation(count), min(folds, count))
+    return [(np.setdiff1d(np.arange(count), out), np.sort(out)) for out in parts]
 
 
 def unbounded(scores: np.ndarray) -> Tensor:

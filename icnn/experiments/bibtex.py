@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from icnn import losses, report
 from icnn.data import MultiLabel, mulan
 from icnn.estimators.decoding import Decoding, choose, f1_examples, f1_labels
 from icnn.estimators.features import Features
+from icnn.estimators.influence import Influence
 from icnn.estimators.kernel import Kernel
 from icnn.estimators.label_energy import label_energy, train_energy
 from icnn.experiments.statistics import Difference, paired_bootstrap
@@ -46,6 +48,8 @@ RIDGES = (0.3, 1.0, 3.0)
 FEED, RIDGE, KERNEL = "feed-forward", "TF-IDF ridge", "TF-IDF kernel ridge"
 LOCAL, STEPS, BUNDLE = "local term alone", "ICNN, gradient descent", "ICNN, bundle entropy"
 METHODS = (FEED, RIDGE, KERNEL, LOCAL, STEPS, BUNDLE)
+GATES = f"{BUNDLE}, gates on words"
+PAPER = (FEED, STEPS, BUNDLE, GATES)
 
 
 @dataclass(frozen=True)
@@ -161,53 +165,44 @@ def tensors(data: MultiLabel) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(data.X.toarray()).float(), torch.from_numpy(data.Y).float()
 
 
-def paper(settings: Settings, train: MultiLabel, test: MultiLabel, done: Any) -> dict[str, Curve]:
-    """The paper's table and figure, in its own protocol."""
-    words, labels, found = train.X.shape[1], train.Y.shape[1], {}
-
-    def cross(energy: Any, x: Tensor, y: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(energy.net(x), y)
-
-    done("paper: feed-forward")
-    torch.manual_seed(settings.seed)
-    net = icnn.Score(feed_forward(words, labels))
-    found[FEED] = followed(
-        net, lambda energy, x: energy.net(x).sigmoid(), cross, train, test, settings.feed_epochs,
-        settings.feed_rate, 128,
-    )  # fmt: skip
+def paper(name: str, settings: Settings, train: MultiLabel, test: MultiLabel) -> Curve:
+    """A row of the paper's table, in its own protocol."""
+    words, labels = train.X.shape[1], train.Y.shape[1]
     # The labels of a box so wide that no step leaves it start at one half.
     wide, gradient = icnn.Box(-4.0, 5.0), icnn.ProjectedGradient(30, step_size=0.1, momentum=0.3)
     bundle = icnn.BundleEntropy(max_steps=10, tol=1e-3)
 
-    def by_gradient(energy: Any, x: Tensor) -> icnn.Solution:
-        return icnn.argmin(energy, x, wide, entropy=0.0, solver=gradient)
+    def feed(energy: Any, x: Tensor) -> Tensor:
+        return energy.net(x).sigmoid()
 
-    def by_bundle(energy: Any, x: Tensor) -> icnn.Solution:
-        return icnn.argmin(energy, x, icnn.Box(), solver=bundle)
+    def by_gradient(energy: Any, x: Tensor) -> Tensor:
+        return icnn.argmin(energy, x, wide, entropy=0.0, solver=gradient).y
 
-    def squares(energy: Any, x: Tensor, y: Tensor) -> Any:
-        solution = by_gradient(energy, x)
-        square = (solution.y - y).square().mean()
-        return losses.soft_f1(solution.y.clamp(0, 1), y) + 2 * square, solution
+    def by_bundle(energy: Any, x: Tensor) -> Tensor:
+        return icnn.argmin(energy, x, icnn.Box(), solver=bundle).y
 
-    def entropies(energy: Any, x: Tensor, y: Tensor) -> Any:
-        solution = by_bundle(energy, x)
-        cross = F.binary_cross_entropy(solution.y.clamp(1e-6, 1 - 1e-6), y)
-        return losses.soft_f1(solution.y, y) + 5 * cross, solution
+    def cross(energy: Any, x: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(energy.net(x), y)
 
-    ways = {
-        STEPS: (by_gradient, squares, 64, True),
-        BUNDLE: (by_bundle, entropies, 128, True),
-        f"{BUNDLE}, gates on words": (by_bundle, entropies, 128, False),
-    }
-    for name, (answer, loss, batch, held) in ways.items():
-        done(f"paper: {name}")
-        torch.manual_seed(settings.seed)
-        found[name] = followed(
-            paper_network(words, labels, held), lambda e, x, answer=answer: answer(e, x).y, loss,
-            train, test, settings.epochs, settings.rate, batch,
-        )  # fmt: skip
-    return found
+    def squares(energy: Any, x: Tensor, y: Tensor) -> Tensor:
+        found = by_gradient(energy, x)
+        return losses.soft_f1(found.clamp(0, 1), y) + 2 * (found - y).square().mean()
+
+    def entropies(energy: Any, x: Tensor, y: Tensor) -> Tensor:
+        found = by_bundle(energy, x)
+        cross = F.binary_cross_entropy(found.clamp(1e-6, 1 - 1e-6), y)
+        return losses.soft_f1(found, y) + 5 * cross
+
+    torch.manual_seed(settings.seed)
+    if name == FEED:
+        net = icnn.Score(feed_forward(words, labels))
+        epochs, rate = settings.feed_epochs, settings.feed_rate
+        return followed(net, feed, cross, train, test, epochs, rate, 128)
+    energy = paper_network(words, labels, held=name != GATES)
+    epochs, rate = settings.epochs, settings.rate
+    if name == STEPS:
+        return followed(energy, by_gradient, squares, train, test, epochs, rate, 64)
+    return followed(energy, by_bundle, entropies, train, test, epochs, rate, 128)
 
 
 def by_feed_forward(train: MultiLabel, test: MultiLabel, seed: int, settings: Settings) -> Answers:
@@ -269,9 +264,9 @@ def by_kernel(train: MultiLabel, test: MultiLabel, seed: int) -> Answers:
 class Ours:
     """The energy over labels, and what it is compared with."""
 
-    model: Any
     answers: dict[str, Answers]
     linear: np.ndarray  # answers with the energy over labels linearised at those of the local term
+    pulls: Influence  # between labels of one example
 
 
 def by_energy(train: MultiLabel, test: MultiLabel, seed: int, fast: bool) -> Ours:
@@ -293,7 +288,10 @@ def by_energy(train: MultiLabel, test: MultiLabel, seed: int, fast: bool) -> Our
         ),
     }  # fmt: skip
     found[STEPS] = by_steps(x, train.Y, x_test, seed, model.energy_steps)
-    return Ours(model, found, linearised(model, x_test))
+    # An example with several labels says most.
+    row = int(test.Y[:200].sum(axis=1).argmax())
+    model.label_names_ = np.array([name.removeprefix("TAG_") for name in train.labels])
+    return Ours(found, linearised(model, x_test), model.explain(test.X[[row]]))
 
 
 def by_steps(x: Tensor, Y: np.ndarray, x_test: Tensor, seed: int, count: int) -> Answers:
@@ -354,32 +352,40 @@ def run(settings: Settings) -> dict[str, Any]:
     if settings.fast:
         console.print("A smoke test: one seed of a few examples. Its numbers mean nothing.")
         settings = replace(settings, seeds=1, epochs=1, feed_epochs=1)
+    from joblib import Memory
+
     train, test = parts(settings)
+    # What an interrupted run has done already; at the end it is thrown away.
+    done_before = settings.out / "unfinished"
+    kept: Any = Memory(done_before, verbose=0).cache
     seeds = [(settings.seed + i) % 2**32 for i in range(settings.seeds)]
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("", total=(4 if settings.final else 0) + 2 + 2 * len(seeds))
+        task = progress.add_task("", total=len(PAPER) * settings.final + 2 + 2 * len(seeds))
         begun: list[str] = []
 
         def done(name: str) -> None:
             progress.update(task, description=name, completed=len(begun))
             begun.append(name)
 
-        curves = paper(settings, train, test, done) if settings.final else {}
+        curves: dict[str, Curve] = {}
+        for name in PAPER if settings.final else ():
+            done(f"paper: {name}")
+            curves[name] = kept(paper)(name, settings, train, test)
         done(RIDGE)
-        found: dict[str, list[Answers]] = {RIDGE: [by_ridge(train, test)]}
+        found: dict[str, list[Answers]] = {RIDGE: [kept(by_ridge)(train, test)]}
         done(KERNEL)
-        found[KERNEL] = [by_kernel(train, test, settings.seed)]
+        found[KERNEL] = [kept(by_kernel)(train, test, settings.seed)]
         ours: list[Ours] = []
         for seed in seeds:
             done(f"{FEED}, seed {seed}")
-            found.setdefault(FEED, []).append(by_feed_forward(train, test, seed, settings))
+            found.setdefault(FEED, []).append(kept(by_feed_forward)(train, test, seed, settings))
             done(f"energies over labels, seed {seed}")
-            ours.append(by_energy(train, test, seed, fast=settings.fast))
+            ours.append(kept(by_energy)(train, test, seed, fast=settings.fast))
             for name, answers in ours[-1].answers.items():
                 found.setdefault(name, []).append(answers)
     scores = {name: [scored(a, test.Y) for a in found[name]] for name in METHODS}
     told = numbers(settings, seeds, curves, found, scores, ours, test.Y)
-    pictures = drawn(settings.out, curves, scores, train, ours[0].model, test)
+    pictures = drawn(settings.out, curves, scores, train, ours[0].pulls)
     paths = report.publish(
         "bibtex", "Tags of publications: BibTeX", told, page(told, pictures, settings.final),
         settings.out, reading=settings.final,
@@ -388,6 +394,7 @@ def run(settings: Settings) -> dict[str, Any]:
         table = {key: told[key] for key in ("settings", "made")} | told[name]
         report.store(f"bibtex-{name.replace(' ', '-')}", table, settings.out)
     print(report.table(told["rows"]))  # a console would break its lines
+    rmtree(done_before)
     if settings.final:
         print(report.table(told["paper"]["rows"]))
     else:
@@ -516,7 +523,7 @@ def page(told: dict[str, Any], pictures: dict[str, Path], final: bool) -> list[A
 
 def drawn(
     out: Path, curves: dict[str, Curve], scores: dict[str, list[Scores]], train: MultiLabel,
-    model: Any, test: MultiLabel,
+    pulls: Influence,
 ) -> dict[str, Path]:  # fmt: skip
     """Pictures: the paper's figure, F1 of labels, and pulls between them."""
     from matplotlib.figure import Figure
@@ -546,14 +553,5 @@ def drawn(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(found["labels"], dpi=130)
-    # An example with several labels says most.
-    row = int(test.Y[:200].sum(axis=1).argmax())
-    named = replace_names(model, train.labels)
-    named.explain(test.X[[row]]).plot(found["pulls"])
+    pulls.plot(found["pulls"])
     return found
-
-
-def replace_names(model: Any, labels: tuple[str, ...]) -> Any:
-    """The model with labels that have names."""
-    model.label_names_ = np.array([name.removeprefix("TAG_") for name in labels])
-    return model
