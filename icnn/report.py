@@ -5,6 +5,7 @@ between them is made from `results/NAME.json` by `python -m icnn.report README.m
 """
 
 import base64
+import hashlib
 import json
 import math
 import platform
@@ -88,12 +89,26 @@ def publish(
     """
     made = store(name, result, folder)
     if reading:
-        with (folder / "readings.jsonl").open("a") as file:
-            note = {"name": name, **{key: result[key] for key in ("made", "settings", "rows")}}
-            file.write(json.dumps(note) + "\n")
+        note(folder, {"name": name, **{key: result[key] for key in ("made", "settings", "rows")}})
     path = folder / f"{name}.html"
     path.write_text(page(title, result, parts), encoding="utf-8")
     return [made, path]
+
+
+def note(folder: Path, what: Mapping[str, Any]) -> None:
+    """Add a line to the list of readings of test sets."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "readings.jsonl").open("a") as file:
+        file.write(json.dumps(what) + "\n")
+
+
+def code() -> str:
+    """A name for all code of this package, and the versions that it runs on."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    found.update(repr([installed(package) for package in PACKAGES]).encode())
+    return found.hexdigest()[:12]
 
 
 def installed(package: str) -> str | None:

@@ -79,7 +79,11 @@ def test_dense_files_with_words_and_gaps(tmp_path: Path):
         (DENSE, 5, "`labels` must be at most 4, got 5"),
         (DENSE, 0, "`labels` must be an integer of at least 1, got 0"),
         (DENSE, ["L3"], r"`labels` must be attributes of .*\['L3'\]"),
-        (DENSE, ["a"], "labels must be 0 or 1, got others for `a`"),
+        (DENSE, ["a"], "labels must be 0 or 1, got 1.5 for `a` in example 1, line 8"),
+        (DENSE.replace("NO,1,1", "NO,1,?"), 2, "got nan for `L2` in example 2, line 9"),
+        (DENSE, ["L1", "L1"], "`labels` must be attributes of .*, each once"),
+        (DENSE, 2.0, "`labels` must be an integer of at least 1, got 2.0"),
+        (DENSE, "L1", "`labels` must be an XML file, a number or a list, got 'L1'"),
         (DENSE.replace("a numeric", "a string"), 2, "`a` must be numeric or nominal, got STRING"),
         (SPARSE.replace("word {0,1}", "word {1,0}"), 2, "`word` is sparse, so that its first"),
     ],
@@ -90,8 +94,16 @@ def test_files_that_cannot_be_read(text: str, labels: Any, told: str, tmp_path: 
 
 
 def test_xml_that_is_none(tmp_path: Path):
-    with pytest.raises(ValueError, match="is no XML file"):
+    with pytest.raises(ValueError, match="`labels` must be an XML file"):
         read_arff(stored(tmp_path, DENSE), stored(tmp_path, "<labels>", "a.xml"))
+
+
+@pytest.mark.parametrize(("count", "names"), [(2, ("word", "third")), (-2, ("A", "B"))])
+def test_files_of_meka_say_where_labels_are(count: int, names: Any, tmp_path: Path):
+    text = SPARSE.replace("-C 2", f"-C {count}").replace("@attribute 'two words' numeric\n", "")
+    text = text.replace("third REAL", "third {0,1}").replace("{1 3,3 1,4 1}", "{1 1,3 1}")
+    text = text.replace("{0 1,2 0.5,3 1}", "{0 1,2 1}")
+    assert read_arff(stored(tmp_path, text)).labels == names
 
 
 @pytest.mark.data

@@ -72,12 +72,12 @@ def test_synthetic_writes_numbers_a_picture_and_a_page(tmp_path: Path):
 def test_bibtex_writes_numbers_pictures_and_a_page(tmp_path: Path):
     told = command("reproduce", "bibtex", "--fast", "--final", "--out", str(tmp_path))
     result = json.loads((tmp_path / "bibtex.json").read_text())
-    assert len(result["rows"]) == 8
+    assert len(result["rows"]) == 9
     assert result["rows"][-1] == {
         "method": "DVN (published)", "F1 (examples)": "0.447", "F1 (labels)": "",
         "less kernel ridge": "", "training, s": "",
     }  # fmt: skip
-    assert result["rows"][5]["F1 (examples)"] in told
+    assert result["rows"][6]["F1 (examples)"] in told
     for name in ("labels", "pulls", "curves"):
         assert (tmp_path / f"bibtex-{name}.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "bibtex.html").read_text()
@@ -85,8 +85,10 @@ def test_bibtex_writes_numbers_pictures_and_a_page(tmp_path: Path):
     assert "TF-IDF kernel ridge" in page
     for name in ("paper", "label-energy"):
         assert json.loads((tmp_path / f"bibtex-{name}.json").read_text())["rows"]
-    (reading,) = (tmp_path / "readings.jsonl").read_text().splitlines()
+    begun, reading = (tmp_path / "readings.jsonl").read_text().splitlines()
+    assert json.loads(begun)["begun"]
     assert json.loads(reading)["rows"] == result["rows"]
+    assert not list(tmp_path.glob("unfinished*"))
 
 
 def test_estimators_are_found_by_name():

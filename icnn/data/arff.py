@@ -59,43 +59,61 @@ def read_arff(
     if not rows:
         raise ValueError(f"{path} has no examples")
     names = [name for name, _ in attributes]
-    chosen = which(path, names, labels)
+    chosen = which(path, names, labels, found["relation"])
     columns = [number(path, name, kind, thin) for name, kind in attributes]
     table: Any = scattered(rows, columns) if thin else dense(rows, columns)
     own = np.array([names.index(name) for name in chosen])
     others = np.setdiff1d(np.arange(len(names)), own)
     Y = table[:, own].toarray() if thin else table[:, own]
-    if not np.isin(Y, (0, 1)).all():
-        j = int((~np.isin(Y, (0, 1))).any(axis=0).argmax())
-        raise ValueError(f"{path}: labels must be 0 or 1, got others for `{chosen[j]}`")
+    odd = np.argwhere(~np.isin(Y, (0, 1)))
+    if len(odd):
+        row, j = odd[0]
+        got = f"{Y[row, j]:g} for `{chosen[j]}` in example {row + 1}, line {lines(text)[row]}"
+        raise ValueError(f"{path}: labels must be 0 or 1, got {got}")
     X, features = table[:, others], [names[j] for j in others]
     if not thin:
         X, features = spread(X, features, [attributes[j][1] for j in others])
     return MultiLabel(X, Y.astype(np.int64), tuple(features), tuple(chosen))
 
 
-def which(path: Path, names: Sequence[str], labels: Any) -> list[str]:
+def lines(text: str) -> list[int]:
+    """The number of the line of each example."""
+    below, found = False, []
+    for place, line in enumerate(text.splitlines(), start=1):
+        if below and line.strip() and not line.lstrip().startswith("%"):
+            found.append(place)
+        below = below or line.strip().lower().startswith("@data")
+    return found
+
+
+def which(path: Path, names: Sequence[str], labels: Any, relation: str) -> list[str]:
     """The names of the labels."""
     if labels is None:
         stem = re.sub(r"[-_]?(train|test)$", "", path.stem, flags=re.IGNORECASE)
-        labels = path.with_name(f"{stem}.xml")
+        labels, meka = path.with_name(f"{stem}.xml"), re.search(r"-C\s+(-?\d+)", relation)
         if not labels.is_file():
-            raise ValueError(f"`labels` must be given, as there is no {labels}")
+            if meka is None:
+                raise ValueError(f"`labels` must be given, as there is no {labels}")
+            count = int(meka[1])  # Meka's labels come first, or, with a minus, last
+            labels = names[:count] if count > 0 else names[count:]
     if isinstance(labels, str | Path):
         try:
             root = ElementTree.parse(labels).getroot()
-        except ElementTree.ParseError as error:
-            raise ValueError(f"{labels} is no XML file: {error}") from error
-        labels = [part.attrib["name"] for part in root.iter() if part.tag.endswith("label")]
-    elif isinstance(labels, int):
+        except (ElementTree.ParseError, OSError) as error:
+            told = f"`labels` must be an XML file, a number or a list, got {str(labels)!r}: {error}"
+            raise ValueError(told) from error
+        labels = [part.get("name") for part in root.iter() if part.tag.endswith("label")]
+    elif isinstance(labels, int | float):
         count = check_count("labels", labels)
         if count >= len(names):
             raise ValueError(f"`labels` must be at most {len(names) - 1}, got {labels}")
         labels = names[-count:]
     found: list[str] = list(labels)
     absent = [name for name in found if name not in names]
-    if absent or not found or len(found) == len(names):
-        raise ValueError(f"`labels` must be attributes of {path}, not all, got {absent or found}")
+    if absent or not found or len(found) == len(names) or len(set(found)) < len(found):
+        raise ValueError(
+            f"`labels` must be attributes of {path}, each once and not all, got {absent or found}"
+        )
     return found
 
 

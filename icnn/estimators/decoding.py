@@ -46,9 +46,11 @@ def choose(y: np.ndarray, true: np.ndarray, metric: str = "examples") -> tuple[D
     score = f1_examples if metric == "examples" else f1_labels
     kinds = ((True, True), (False, True), (False, False))
     rules = [Decoding(float(t), *kind) for kind in kinds for t in GRID]
-    scores = [float(score(rule(y), true).mean()) for rule in rules]
-    best = int(np.argmax(scores))
-    return rules[best], scores[best]
+    scores = np.array([score(rule(y), true).mean() for rule in rules]).reshape(len(kinds), -1)
+    # Of rules that are as good, the kind that gives fewer labels, and a threshold in the middle.
+    kind = max(np.flatnonzero(scores.max(axis=1) == scores.max()))
+    best = np.flatnonzero(scores[kind] == scores.max())
+    return rules[kind * len(GRID) + best[len(best) // 2]], float(scores.max())
 
 
 def worth(y: np.ndarray, true: np.ndarray, metric: str | None) -> float:

@@ -8,7 +8,8 @@ from scipy import sparse
 from torch import Tensor
 
 POWER = 0.5  # of the inverse document frequency
-SPARSE = 0.3  # the share of entries below which non-negative numbers are taken for counts
+# Non-negative numbers are counts where few entries are there, and no column is much larger.
+SPARSE, LARGER = 0.3, 20.0
 
 
 class Features:
@@ -19,11 +20,12 @@ class Features:
     """
 
     def __init__(self, X: Any):
-        filled = (X != 0).mean() if not sparse.issparse(X) else X.nnz / np.prod(X.shape)
-        least = X.min() if X.shape[0] else 0
-        self.counts = bool(least >= 0 and (filled < SPARSE or sparse.issparse(X)))
+        seen = np.asarray((X != 0).sum(axis=0)).ravel()
+        most = X.max(axis=0)
+        most = most.toarray().ravel() if sparse.issparse(most) else np.asarray(most)
+        even = most.max() <= LARGER * np.median(most[seen > 0]) if seen.any() else True
+        self.counts = bool(X.min() >= 0 and seen.mean() < SPARSE * X.shape[0] and even)
         if self.counts:
-            seen = np.asarray((X != 0).sum(axis=0)).ravel()
             self.scale = (np.log((1 + X.shape[0]) / (1 + seen)) + 1) ** POWER
         else:
             X = X.toarray() if sparse.issparse(X) else X

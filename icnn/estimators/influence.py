@@ -8,6 +8,8 @@ import numpy as np
 
 from icnn.extras import require
 
+LEAST = 5e-4  # what is worth a word
+
 
 @dataclass(frozen=True)
 class Influence:
@@ -27,12 +29,12 @@ class Influence:
     def report(self, count: int = 5) -> str:
         """The strongest pulls, a line each."""
         others = self.moves * (1 - np.eye(len(self.labels)))
-        order = np.argsort(-np.abs(others), axis=None)[:count]
         lines = []
-        for place in order:
+        for place in np.argsort(-np.abs(others), axis=None)[:count]:
             j, k = np.unravel_index(place, others.shape)
-            lines.append(f"{self.labels[j]} moves {self.labels[k]} by {others[j, k]:+.3f}")
-        return "\n".join(lines)
+            if abs(others[j, k]) > LEAST:
+                lines.append(f"{self.labels[j]} moves {self.labels[k]} by {others[j, k]:+.3f}")
+        return "\n".join(lines) or "no label moves another"
 
     def plot(self, path: str | Path) -> Path:
         """Draw it: rows are decided, columns move."""

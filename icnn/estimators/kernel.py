@@ -23,7 +23,8 @@ class Kernel:
         random: What to draw examples from, where there are many.
 
     Attributes:
-        held_out: What it would say of each example without having seen it.
+        held_out: What it would say of each example from all others (but for the mean of labels,
+            which is that of all).
     """
 
     def __init__(
@@ -31,21 +32,20 @@ class Kernel:
         random: np.random.RandomState,
     ):  # fmt: skip
         self.X, self.mean = X, Y.mean(axis=0)
-        rows = random.permutation(len(Y))[:FEW]
+        rows = np.sort(random.permutation(len(Y))[:FEW])
         apart, some = distances(X[rows], X[rows]), Y[rows]
-        unit = 1 / max(float(np.median(apart)), 1e-12)
+        other = apart[apart > 1e-9 * apart.max()]  # twins say nothing of how far examples lie apart
+        unit = 1 / float(np.median(other)) if len(other) else 1.0
         best = -np.inf
         self.width, ridge = unit, RIDGES[0]
         for width in WIDTHS:
             near = np.exp(-width * unit * apart)
             for own in RIDGES:
-                worth = score(self._solved(near, some, own)[1], some)
+                worth = score(self._solved(near.copy(), some, own)[1], some)
                 if worth > best:
                     best, self.width, ridge = worth, width * unit, own
         if len(rows) < len(Y):
             apart = distances(X, X)
-        else:
-            apart = apart[np.ix_(np.argsort(rows), np.argsort(rows))]
         self.weights, self.held_out = self._solved(np.exp(-self.width * apart), Y, ridge)
 
     def __call__(self, X: Any) -> np.ndarray:
@@ -64,8 +64,9 @@ class Kernel:
         With `C = (K + ridge)^-1` and weights `a = C y`, leaving out example i moves the answer
         there by `a_i / C_ii - y_i`, to `y_i - a_i / C_ii`.
         """
-        unit = np.eye(len(near))
-        inverse = cho_solve(cho_factor(near + ridge * unit), unit, overwrite_b=True)
+        near.flat[:: len(near) + 1] += ridge
+        factor = cho_factor(near, overwrite_a=True)
+        inverse = cho_solve(factor, np.eye(len(near)), overwrite_b=True)
         weights = inverse @ (Y - self.mean)
         return weights, Y - weights / inverse.diagonal()[:, None]
 
@@ -75,6 +76,7 @@ def distances(a: Any, b: Any) -> np.ndarray:
     # Products of sparse rows are hardly ever zero: as full ones they are made much faster.
     small = max(np.prod(a.shape), np.prod(b.shape)) <= ROOM
     a, b = (part.toarray() if small and sparse.issparse(part) else part for part in (a, b))
+    a, b = a.astype(np.float64), b.astype(np.float64)
     product = a @ b.T
     product = product.toarray() if sparse.issparse(product) else product
     sizes = [np.asarray((part * part).sum(axis=1)).ravel() for part in (a, b)]

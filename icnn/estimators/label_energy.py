@@ -1,8 +1,9 @@
 """Energies over labels, learned from scores of examples that the scores have not seen."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from icnn.solvers.solution import Solution
 
 CROSS = 5.0  # the weight of the cross entropy beside the F1
 SMALL = 0.1  # what the weights of a network over labels are multiplied by at first
-BATCH = 64
+BATCH, RATE, DECAY = 64, 2e-3, 0.1
 EPOCHS, LEAST = 8, 100  # how often examples are seen, and steps made at least
 # A step of training needs no better answer; prediction takes its time.
 TRAINING, PREDICTION = BundleEntropy(max_steps=8, tol=1e-3), BundleEntropy(max_steps=50)
@@ -68,17 +69,39 @@ def loss_of(y: Tensor, true: Tensor, domain: Box | Simplex) -> Tensor:
     return CROSS * F.binary_cross_entropy(y, true) + losses.soft_f1(y, true)
 
 
+Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # rows to learn from, and the others
+
+
+def cross_fit(
+    make: Callable[[], nn.Module], x: Tensor, y: Tensor, folds: Folds, domain: Box | Simplex,
+    entropy: float, steps: int, *, solver: Solver = TRAINING, answering: Solver = PREDICTION,
+    done: Callable[[str], None] = lambda name: None,
+) -> tuple[list[nn.Module], np.ndarray]:  # fmt: skip
+    """An energy for each fold, and its answers to the examples that it has not seen."""
+    energies, held = [], torch.zeros_like(y, device="cpu")
+    for i, (rest, out) in enumerate(folds):
+        done(f"energy {i + 1} of {len(folds)}")
+        energy = make()
+        train_energy(energy, x[rest], y[rest], domain, entropy, steps, solver)
+        with torch.no_grad():
+            place = next(energy.parameters()).device
+            found = argmin(energy, x[out].to(place), domain, entropy=entropy, solver=answering)
+        held[out] = found.y.cpu()
+        energies.append(energy)
+    return energies, held.numpy()
+
+
 def train_energy(
     energy: nn.Module, x: Tensor, y: Tensor, domain: Box | Simplex, entropy: float, steps: int,
-    rate: float, decay: float, solver: Solver = TRAINING,
-) -> nn.Module:  # fmt: skip
+    solver: Solver,
+) -> None:  # fmt: skip
     """Learn through the argmin."""
     # A last batch of one example would have no statistics.
     loader = batches(x, y, size=min(BATCH, len(x)), drop_last=True)
     epochs = -(-min(steps, max(LEAST, EPOCHS * len(loader))) // len(loader))
-    optimizer = torch.optim.Adam(energy.parameters(), lr=rate)
+    optimizer = torch.optim.Adam(energy.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, rate, total_steps=epochs * len(loader) + 1
+        optimizer, RATE, total_steps=epochs * len(loader) + 1
     )
 
     def loss(energy: Any, x: Tensor, true: Tensor) -> tuple[Tensor, Solution]:
@@ -87,6 +110,5 @@ def train_energy(
 
     fit(
         energy, loader, loss, epochs=epochs, optimizer=optimizer, schedule=schedule,
-        weight_decay=decay, progress=False, parallel=False,
+        weight_decay=DECAY, progress=False, parallel=False,
     )  # fmt: skip
-    return energy

@@ -1,9 +1,11 @@
 """Labels that are decided together: a scikit-learn classifier whose answers minimise an energy."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import joblib
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -22,7 +24,7 @@ from icnn.estimators.decoding import METRICS, Decoding, choose, worth
 from icnn.estimators.features import Features, tensor
 from icnn.estimators.influence import Influence
 from icnn.estimators.kernel import Kernel
-from icnn.estimators.label_energy import EXPLANATION, PREDICTION, label_energy, train_energy
+from icnn.estimators.label_energy import EXPLANATION, PREDICTION, cross_fit, label_energy
 from icnn.estimators.networks import BATCH, go_on, logits, mixed, train_network
 from icnn.estimators.threads import threads
 from icnn.extras import require
@@ -30,7 +32,7 @@ from icnn.solvers.argmin import Solver, argmin
 from icnn.solvers.domains import Box, Simplex
 from icnn.solvers.solution import Solution
 
-RATE, ENERGY_RATE, ENERGY_DECAY = 2e-3, 2e-3, 0.1
+RATE = 2e-3  # of networks
 ENERGIES = 5  # of which the mean is taken
 PAPER = 600  # width of the first layer of the paper's network; the second has one unit a label
 MANY = 10_000  # examples, from which on kernels are too large
@@ -48,21 +50,23 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     convex in the labels `y` are learned through their minimum; the answer minimises their mean.
 
     One column of classes of any type is a problem of one label each; two dimensions of 0 and 1 are
-    one of any number of labels.
+    one of any number of labels. For these `score` is the share of examples with all labels right,
+    as in scikit-learn; `scoring="f1_samples"` is what the decoding is chosen for.
 
     Args:
         energy: "labels" as above; "local", where each label is decided by its own score; "auto",
             the better of the two on data held out; or "picnn", the paper's network of features and
             labels, without scores.
-        hidden: Widths of the networks that give scores.
+        hidden: Widths of the networks that give scores; less where features are very many.
         label_hidden: Widths of the network over labels.
         entropy: The weight of the entropy in the objective: the less, the more decided answers are.
-        experts: What gives scores: "networks", "kernel", "both", or "auto", the best of them.
+        experts: What gives scores: "networks", "kernel", "both", or "auto", the best of them. A
+            kernel is too large for more than 10,000 examples.
         metric: What the decoding is chosen for: the F1 score of "examples", or of "labels".
         epochs: How often networks see the examples; more often where these are few.
         energy_steps: Of the optimiser, for each energy; fewer where examples are few.
         folds: Into how many parts examples are divided, to score each by the others.
-        warm_start: Whether `fit` goes on from the networks of the last one.
+        warm_start: Whether `fit` goes on from the last one, if that was of the same examples.
         device: Where to train, as PyTorch calls it.
         random_state: A seed, for the same result again.
         progress: Whether a bar shows how far `fit` is.
@@ -74,6 +78,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         inputs_: The `x` of `energy_` for all examples of the training, by who had not seen them.
         held_out_: Answers to these, by energies that had not seen them.
         expert_: What gives scores; `expert_scores_`: how good each was on data held out.
+        times_: How many seconds the training of scores and of energies took.
 
     Examples:
         >>> from sklearn.datasets import make_multilabel_classification
@@ -136,9 +141,12 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         device = check_device("device", self.device)
         X, Y = self._read(X, y)
         random = check_random_state(self.random_state)
-        old = self._old(len(Y)) if self.warm_start else ([], [])
+        old = self._old(X, Y) if self.warm_start else ([], [])
         if not any(old):
             self.folds_ = [divided(len(Y), count, random) for count in (self.folds, ENERGIES)]
+        # What the answers to new examples depend on, whatever becomes of the parameters.
+        self.kind_, self.entropy_, self.device_ = self.energy, float(self.entropy), device
+        self.data_ = joblib.hash((X, Y))
         self.features_ = Features(X)
         X = self.features_(X)
         parts = self._parts(len(Y))
@@ -151,12 +159,15 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         ):
             torch.manual_seed(int(random.randint(2**31)))
             self.networks_, self.kernel_ = [], None
+            since = time.perf_counter()
             x = tensor(X) if self.energy == "picnn" else self._score(X, Y, random, old[0], done)
-            found = []
+            self.times_ = {"scores": time.perf_counter() - since}
+            found, since = [], time.perf_counter()
             if self.energy != "local":
                 found.append(self._learn(x, Y, old[1], done))
             if self.energy in ("auto", "local"):
                 found.append(self._alone(x, Y))
+            self.times_["energies"] = time.perf_counter() - since
         self.inputs_ = x
         rules = [(Decoding(), self._worth(held, Y)) for _, held in found]
         if isinstance(self.domain_, Box):
@@ -180,7 +191,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """The log odds of the answers; of two classes, those of the second."""
-        y = self.solve(X).y.clamp(1e-9, 1 - 1e-9).logit().numpy()
+        y = self.solve(X).y.double().clamp(1e-9, 1 - 1e-9).logit().numpy()
         return y[:, 1] if isinstance(self.domain_, Simplex) and len(self.classes_) == 2 else y
 
     def solve(self, X: ArrayLike) -> Solution:
@@ -222,7 +233,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         y = y.toarray() if sparse.issparse(y) else y
         X, y = validate_data(  # pyright: ignore
             self, X, y, accept_sparse="csr", dtype=np.float64, multi_output=True,
-            ensure_min_samples=2,
+            ensure_min_samples=3,
         )  # fmt: skip
         if y.ndim == 2 and y.shape[1] > 1:
             if not np.isin(y, (0, 1)).all():
@@ -256,8 +267,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         self, X: Any, Y: np.ndarray, random: Any, old: list[nn.Module], done: Callable[[str], None]
     ) -> Tensor:
         """Scores of all examples, by who has not seen them."""
-        device, found = torch.device(self.device), {}
-        true = torch.from_numpy(Y).float()
+        true, found = torch.from_numpy(Y).float(), {}
         kernel, networks = self._wanted(len(Y))
         if networks:
             found["networks"] = torch.zeros(Y.shape)
@@ -265,10 +275,10 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
                 done(f"scores, part {i + 1}")
                 loss = mixed if isinstance(self.domain_, Box) else F.cross_entropy
                 net = train_network(
-                    X[rest], true[rest], self.hidden, loss, self.epochs, RATE, device,
+                    X[rest], true[rest], self.hidden, loss, self.epochs, RATE, self.device_,
                     old[i] if i < len(old) else None,
                 )  # fmt: skip
-                found["networks"][out] = logits([net], X[out], device)
+                found["networks"][out] = logits([net], X[out], self.device_)
                 self.networks_.append(net)
         if kernel:
             done("scores of a kernel")
@@ -295,28 +305,28 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         self, x: Tensor, Y: np.ndarray, old: list[nn.Module], done: Callable[[str], None]
     ) -> tuple[Energy, np.ndarray]:
         """A mean of energies, each of most of the examples; and their answers to the others."""
-        device, true = torch.device(self.device), torch.from_numpy(Y).float()
-        labels, energies, held = Y.shape[1], [], torch.zeros(Y.shape)
-        for i, (rest, out) in enumerate(self.folds_[1]):
-            done(f"energy {i + 1} of {ENERGIES}")
-            if self.energy != "picnn":
-                energy = label_energy(labels, self.label_hidden)
-            else:
+        labels, before = Y.shape[1], iter(old)
+
+        def make() -> nn.Module:
+            if self.kind_ == "picnn":
                 energy = PICNN(x.shape[1], labels, (PAPER, labels), x_norm="batch")
-            go_on(energy, old[i] if i < len(old) else None)
-            train_energy(
-                energy.to(device), x[rest], true[rest], self.domain_, self.entropy,
-                self.energy_steps, ENERGY_RATE, ENERGY_DECAY,
-            )  # fmt: skip
-            held[out] = self._answers(energy, x[out]).y.float()
-            energies.append(energy)
-        return Scale(Sum(*energies), 1 / len(energies)), held.numpy()
+            else:
+                energy = label_energy(labels, self.label_hidden)
+            go_on(energy, next(before, None))
+            return energy.to(self.device_)
+
+        energies, held = cross_fit(
+            make, x, torch.from_numpy(Y).float(), self.folds_[1], self.domain_, self.entropy_,
+            self.energy_steps, done=done,
+        )  # fmt: skip
+        return Scale(Sum(*energies), 1 / len(energies)), held
 
     def _alone(self, x: Tensor, Y: np.ndarray) -> tuple[Energy, np.ndarray]:
-        """The energy of labels that know nothing of each other: answers are `sigmoid(x)`."""
-        energy = Scale(Score(nn.Identity()), self.entropy)
+        """The energy of labels that know nothing of each other, and its answers."""
+        energy = Scale(Score(nn.Identity()), self.entropy_)
         energy.y_shape = (Y.shape[1],)
-        return energy, self._answers(energy, x).y.numpy()
+        held = x.sigmoid() if isinstance(self.domain_, Box) else x.softmax(dim=1)
+        return energy, held.numpy()
 
     def _worth(self, y: np.ndarray, Y: np.ndarray) -> float:
         """How good answers are."""
@@ -327,11 +337,11 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=np.float64)
         X = self.features_(X)
-        if self.energy == "picnn":
+        if self.kind_ == "picnn":
             return tensor(X)
         parts = []
         if self.networks_:
-            parts.append(logits(self.networks_, X, torch.device(self.device)))
+            parts.append(logits(self.networks_, X, self.device_))
         if self.kernel_ is not None:
             parts.append(unbounded(self.kernel_(X)))
         return torch.stack(parts).mean(dim=0)
@@ -340,20 +350,21 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         self, energy: Any, x: Tensor, solver: Solver = PREDICTION, fixed: Any = None
     ) -> Solution:
         """Where the energy is."""
-        x = x.to(torch.device(self.device))
+        x = x.to(self.device_)
         with torch.no_grad():
             found = argmin(
-                energy, x, self.domain_, entropy=self.entropy, solver=solver, fixed=fixed
+                energy, x, self.domain_, entropy=self.entropy_, solver=solver, fixed=fixed
             )
         return found.to("cpu")
 
-    def _old(self, count: int) -> tuple[list[nn.Module], list[nn.Module]]:
+    def _old(self, X: Any, Y: np.ndarray) -> tuple[list[nn.Module], list[nn.Module]]:
         """What was trained before, to go on from: networks and energies.
 
-        Their folds stay as they are, so that nobody scores what it has seen: there must be as many
-        examples, and parts, as before.
+        Their folds stay as they are, so that nobody scores what it has seen: examples and the
+        number of parts must be those of before.
         """
-        if len(getattr(self, "inputs_", ())) != count or len(self.folds_[0]) != self.folds:
+        same = getattr(self, "data_", None) == joblib.hash((X, Y))
+        if not same or len(self.folds_[0]) != min(self.folds, len(Y)):
             return [], []
         energy = getattr(getattr(self, "energy_", None), "energy", None)
         return getattr(self, "networks_", []), list(getattr(energy, "energies", []))
