@@ -33,7 +33,7 @@ from torch import Tensor, nn
 import icnn
 from icnn import losses, report
 from icnn.data import MultiLabel, mulan
-from icnn.estimators.decoding import Decoding, choose, f1_examples, f1_labels
+from icnn.estimators.decoding import Decoding, choose, f1_examples, f1_labels, worth
 from icnn.estimators.features import Features
 from icnn.estimators.influence import Influence
 from icnn.estimators.kernel import Kernel
@@ -262,9 +262,8 @@ def by_kernel(train: MultiLabel, test: MultiLabel, seed: int) -> Answers:
     since = time.perf_counter()
     features = Features(train.X)
     x, x_test = features(train.X), features(test.X)
-    machine = Kernel(
-        x, train.Y.astype(float), lambda y, true: choose(y, true)[1], np.random.RandomState(seed)
-    )
+    by = partial(worth, metric="examples")
+    machine = Kernel(x, train.Y.astype(float), by, np.random.RandomState(seed))
     return Answers(machine.held_out, train.Y, machine(x_test), time.perf_counter() - since)
 
 
@@ -420,7 +419,7 @@ def parts(settings: Settings) -> tuple[MultiLabel, MultiLabel]:
         test = replace(train, X=train.X[held], Y=train.Y[held])
         train = replace(train, X=train.X[rest], Y=train.Y[rest])
     if settings.fast:
-        train, test = (replace(part, X=part.X[:300], Y=part.Y[:300]) for part in (train, test))
+        train, test = (replace(part, X=part.X[:150], Y=part.Y[:150]) for part in (train, test))
     return train, test
 
 
