@@ -191,7 +191,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """The log odds of the answers; of two classes, those of the second."""
-        y = self.solve(X).y.double().clamp(1e-9, 1 - 1e-9).logit().numpy()
+        y = self.solve(X).y.double().clamp(1e-9, 1 - 1e-9).logit().float().numpy()
         return y[:, 1] if isinstance(self.domain_, Simplex) and len(self.classes_) == 2 else y
 
     def solve(self, X: ArrayLike) -> Solution:

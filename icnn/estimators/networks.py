@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from scipy import sparse
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -96,6 +97,23 @@ def logits(nets: Sequence[nn.Module], X: Any, device: torch.device) -> Tensor:
     """The mean of what networks say."""
     found = []
     for begin in range(0, X.shape[0], 1024):
-        x = tensor(X, slice(begin, begin + 1024)).to(device)
-        found.append(torch.stack([net(x) for net in nets]).mean(dim=0).cpu())
+        part = X[begin : begin + 1024]
+        x = part if sparse.issparse(part) else torch.from_numpy(part).to(device)
+        found.append(torch.stack([score(net, x, device) for net in nets]).mean(dim=0).cpu())
     return torch.cat(found)
+
+
+def score(net: Any, x: Any, device: torch.device) -> Tensor:
+    """What one network says; of sparse rows the first layer sees only what is there."""
+    if not sparse.issparse(x):
+        return net(x)
+    _, first, *others = net
+    index, starts, values = (
+        torch.from_numpy(part).to(device) for part in (x.indices, x.indptr[:-1], x.data)
+    )
+    weight = first.weight.T.contiguous()
+    h = F.embedding_bag(index, weight, starts, mode="sum", per_sample_weights=values)
+    h = h + first.bias
+    for layer in others:
+        h = layer(h)
+    return h
