@@ -38,11 +38,6 @@ def mulan(name: Any) -> tuple[MultiLabel, MultiLabel]:
 
     The files are taken from the folder that `$ICNN_DATA` names, if they are there; else they are
     fetched, once.
-
-    Examples:
-        >>> train, test = icnn.data.mulan("bibtex")  # doctest: +SKIP
-        >>> train.X.shape, train.Y.shape  # doctest: +SKIP
-        ((4880, 1836), (4880, 159))
     """
     check_choice("name", name, list(SETS))
     source = SETS[name]

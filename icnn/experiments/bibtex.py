@@ -566,6 +566,8 @@ def drawn(
         f1 = np.mean([score.labels for score in scores[name]], axis=0)
         axes.plot(often, f1, ".", color=color, label=name, alpha=0.7)
     axes.set_xscale("log")
+    axes.set_xticks([30, 100, 300], ["30", "100", "300"])
+    axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(found["labels"], dpi=130)
