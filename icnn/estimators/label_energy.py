@@ -12,6 +12,7 @@ from icnn import losses
 from icnn.energies.compose import Score, Sum
 from icnn.energies.energy import Energy, EnergyAt
 from icnn.energies.picnn import PICNN
+from icnn.estimators.networks import CROSS
 from icnn.learning.batches import batches
 from icnn.learning.fit import fit
 from icnn.solvers.argmin import Solver, argmin
@@ -19,7 +20,6 @@ from icnn.solvers.bundle_entropy import BundleEntropy
 from icnn.solvers.domains import Box, Simplex
 from icnn.solvers.solution import Solution
 
-CROSS = 5.0  # the weight of the cross entropy beside the F1
 SMALL = 0.1  # what the weights of a network over labels are multiplied by at first
 BATCH, RATE, DECAY = 64, 2e-3, 0.1
 EPOCHS, LEAST = 8, 100  # how often examples are seen, and steps made at least

@@ -1,8 +1,7 @@
 """Labels that are decided together: a scikit-learn classifier whose answers minimise an energy."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import joblib
@@ -27,7 +26,7 @@ from icnn.estimators.kernel import Kernel
 from icnn.estimators.label_energy import EXPLANATION, PREDICTION, cross_fit, label_energy
 from icnn.estimators.networks import BATCH, go_on, logits, mixed, train_network
 from icnn.estimators.threads import threads
-from icnn.extras import require
+from icnn.learning.progress import parts_done
 from icnn.solvers.argmin import Solver, argmin
 from icnn.solvers.domains import Box, Simplex
 from icnn.solvers.solution import Solution
@@ -154,7 +153,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         rooms = [device] if device.type == "cuda" else []
         with (
             torch.random.fork_rng(devices=rooms),
-            steps(self.progress, parts) as done,
+            parts_done(self.progress, parts) as done,
             threads(work),
         ):
             torch.manual_seed(int(random.randint(2**31)))
@@ -386,23 +385,3 @@ def divided(count: int, folds: int, random: Any) -> list[tuple[np.ndarray, np.nd
 def unbounded(scores: np.ndarray) -> Tensor:
     """Numbers about between 0 and 1 as log odds."""
     return torch.from_numpy(scores).float().clamp(EDGE, 1 - EDGE).logit()
-
-
-@contextmanager
-def steps(shown: bool, total: int) -> Iterator[Callable[[str], None]]:
-    """What is being trained, on a bar if it is to be shown."""
-    if not shown:
-        yield lambda name: None
-        return
-    progress = require("rich.progress", "cli")
-    console = require("rich.console", "cli").Console(stderr=True)
-    with progress.Progress(console=console) as bar:
-        task = bar.add_task("", total=total)
-        begun: list[str] = []
-
-        def done(name: str) -> None:
-            bar.update(task, description=name, completed=len(begun))
-            begun.append(name)
-
-        yield done
-        bar.update(task, description="done", completed=total)

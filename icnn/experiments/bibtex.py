@@ -38,9 +38,11 @@ from icnn.estimators.features import Features
 from icnn.estimators.influence import Influence
 from icnn.estimators.kernel import Kernel
 from icnn.estimators.label_energy import PREDICTION, TRAINING, Own, cross_fit, label_energy
+from icnn.estimators.networks import CROSS
 from icnn.experiments.statistics import Difference, paired_bootstrap
 from icnn.extras import require
 from icnn.learning.batches import batches
+from icnn.learning.progress import parts_done
 from icnn.solvers.argmin import Solver
 
 PUBLISHED = {"SPEN": 0.422, "DVN": 0.447}
@@ -112,6 +114,11 @@ def feed_forward(words: int, labels: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(words, 600), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, labels)
     )
+
+
+def cross(energy: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Its loss."""
+    return F.binary_cross_entropy_with_logits(energy.net(x), y)
 
 
 def paper_network(words: int, labels: int, held: bool) -> icnn.PICNN:
@@ -188,17 +195,14 @@ def paper(name: str, settings: Settings, train: MultiLabel, test: MultiLabel) ->
     def by_bundle(energy: Any, x: Tensor) -> Tensor:
         return icnn.argmin(energy, x, icnn.Box(), solver=bundle).y
 
-    def cross(energy: Any, x: Tensor, y: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(energy.net(x), y)
-
     def squares(energy: Any, x: Tensor, y: Tensor) -> Tensor:
         found = by_gradient(energy, x)
         return losses.soft_f1(found.clamp(0, 1), y) + 2 * (found - y).square().mean()
 
     def entropies(energy: Any, x: Tensor, y: Tensor) -> Tensor:
         found = by_bundle(energy, x)
-        cross = F.binary_cross_entropy(found.clamp(1e-6, 1 - 1e-6), y)
-        return losses.soft_f1(found, y) + 5 * cross
+        entropy = F.binary_cross_entropy(found.clamp(1e-6, 1 - 1e-6), y)
+        return losses.soft_f1(found, y) + CROSS * entropy
 
     torch.manual_seed(settings.seed)
     if name == FEED:
@@ -226,9 +230,6 @@ def by_feed_forward(train: MultiLabel, test: MultiLabel, seed: int, settings: Se
     def answer(given: Tensor) -> np.ndarray:
         with torch.no_grad():
             return energy.net(given).sigmoid().numpy()
-
-    def cross(energy: Any, x: Tensor, y: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(energy.net(x), y)
 
     icnn.fit(
         energy, batches(x[rest], y[rest], size=128, drop_last=True), cross,
@@ -345,15 +346,13 @@ def run(settings: Settings) -> dict[str, Any]:
     needs = (("rich", "cli"), ("sklearn", "sklearn"), ("matplotlib", "viz"), ("arff", "data"))
     for module, extra in needs:
         require(module, extra)
+    from joblib import Memory
     from rich.console import Console
-    from rich.progress import Progress
 
     console = Console()
     if settings.fast:
         console.print("A smoke test: one seed of a few examples. Its numbers mean nothing.")
         settings = replace(settings, seeds=1, epochs=1, feed_epochs=1)
-    from joblib import Memory
-
     train, test = parts(settings)
     # What an interrupted run of this code has done already; at the end it is thrown away.
     done_before = settings.out / f"unfinished-{report.code()}"
@@ -361,16 +360,10 @@ def run(settings: Settings) -> dict[str, Any]:
         report.note(settings.out, {"name": "bibtex", "begun": True, "settings": shown(settings)})
     kept: Any = Memory(done_before, verbose=0).cache
     seeds = [(settings.seed + i) % 2**32 for i in range(settings.seeds)]
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("", total=5 * settings.final + 2 + 2 * len(seeds))
-        begun: list[str] = []
-
-        def done(name: str) -> None:
-            progress.update(task, description=name, completed=len(begun))
-            begun.append(name)
-
+    rows = (FEED, *PAPER) if settings.final else ()
+    with parts_done(True, len(rows) + 2 + 2 * len(seeds)) as done:
         curves: dict[str, Curve] = {}
-        for name in (FEED, *PAPER) if settings.final else ():
+        for name in rows:
             done(f"paper: {name}")
             curves[name] = kept(paper)(name, settings, train, test)
         done(RIDGE)

@@ -1,7 +1,8 @@
 """What a training run shows while it goes on: a bar on a terminal, curves in TensorBoard."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -116,3 +117,21 @@ def screens(
     if progress or (progress is None and bar):
         found.append(Bar(epochs) if bar else Lines(epochs))
     return found
+
+
+@contextmanager
+def parts_done(shown: bool, total: int) -> Iterator[Callable[[str], None]]:
+    """For work of many trainings: called with the name of each as it begins, it moves a bar."""
+    if not shown:
+        yield lambda name: None
+        return
+    console = require("rich.console", "cli").Console(stderr=True)
+    with require("rich.progress", "cli").Progress(console=console) as bar:
+        task, begun = bar.add_task("", total=total), []
+
+        def begin(name: str) -> None:
+            bar.update(task, description=name, completed=len(begun))
+            begun.append(name)
+
+        yield begin
+        bar.update(task, description="done", completed=total)
