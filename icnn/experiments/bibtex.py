@@ -17,75 +17,43 @@ Where it differs from the paper:
 4. The better energy: `-y . score(x) + pull(score(x), y)`, see `icnn.MultiLabelClassifier`.
 """
 
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-import icnn
-from icnn import losses, report
+from icnn import report
 from icnn.data import MultiLabel, mulan
-from icnn.estimators.decoding import Decoding, choose, f1_examples, f1_labels, worth
-from icnn.estimators.features import Features
+from icnn.estimators.decoding import Decoding, choose, f1_examples, f1_labels
 from icnn.estimators.influence import Influence
-from icnn.estimators.kernel import Kernel
-from icnn.estimators.label_energy import PREDICTION, TRAINING, Own, cross_fit, label_energy
-from icnn.estimators.networks import CROSS
+from icnn.experiments.bibtex_methods import (
+    BUNDLE,
+    DRAWN,
+    FEED,
+    KERNEL,
+    LOCAL,
+    METHODS,
+    PAPER,
+    RIDGE,
+    STEPS,
+    TUNED,
+    Answers,
+    Curve,
+    Ours,
+    Settings,
+    by_energy,
+    by_feed_forward,
+    by_kernel,
+    by_ridge,
+    paper,
+)  # fmt: skip
 from icnn.experiments.statistics import Difference, paired_bootstrap
 from icnn.extras import require
-from icnn.learning.batches import batches
 from icnn.learning.progress import parts_done
-from icnn.solvers.argmin import Solver
 
 PUBLISHED = {"SPEN": 0.422, "DVN": 0.447}
-HALF = Decoding(0.5, relative=False, top=False)
-RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0)
-# The methods of the honest table, in its order.
-FEED, RIDGE, KERNEL = "feed-forward", "TF-IDF ridge", "TF-IDF kernel ridge"
-LOCAL, TUNED = "local term alone", "local term, factors learned"
-STEPS, BUNDLE = "ICNN, gradient descent", "ICNN, bundle entropy"
-METHODS = (FEED, RIDGE, KERNEL, LOCAL, TUNED, STEPS, BUNDLE)
-DRAWN = "as drawn: gates see words"
-# Rows of the paper's table: the name, whether by bundles, whether gates see words.
-PAPER = {
-    STEPS: (False, False), BUNDLE: (True, False), f"{STEPS}, {DRAWN}": (False, True),
-    f"{BUNDLE}, {DRAWN}": (True, True),
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the experiment depends on."""
-
-    seed: int = 0
-    seeds: int = 5
-    out: Path = Path("icnn-bibtex")
-    fast: bool = False
-    final: bool = False
-    epochs: int = 10  # of the paper's networks
-    rate: float = 3e-3
-    feed_epochs: int = 30
-    feed_rate: float = 1e-2
-
-
-@dataclass
-class Answers:
-    """What a method says of examples held out, to choose a decoding by, and of those measured."""
-
-    held: np.ndarray
-    true: np.ndarray
-    y: np.ndarray
-    seconds: float
-    gap: float | None = None
-    predict_seconds: float | None = None
 
 
 @dataclass
@@ -107,238 +75,6 @@ def scored(answers: Answers, true: np.ndarray) -> Scores:
     rule, _ = choose(answers.held, answers.true, "examples")
     other, _ = choose(answers.held, answers.true, "labels")
     return Scores(f1_examples(rule(answers.y), true), f1_labels(other(answers.y), true), rule)
-
-
-def feed_forward(words: int, labels: int) -> nn.Sequential:
-    """The paper's."""
-    return nn.Sequential(
-        nn.Linear(words, 600), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, labels)
-    )
-
-
-def cross(energy: Any, x: Tensor, y: Tensor) -> Tensor:
-    """Its loss."""
-    return F.binary_cross_entropy_with_logits(energy.net(x), y)
-
-
-def paper_network(words: int, labels: int, held: bool) -> icnn.PICNN:
-    """600 units and one for each label; where `held`, gates do not see words themselves."""
-    energy = icnn.PICNN(words, labels, (600, labels), x_norm="batch")
-    if held:
-        first: Any = energy.layers[0]
-        for gate in (first.wyu, first.wu):
-            nn.init.zeros_(gate.weight)
-            gate.weight.requires_grad_(False)
-    return energy
-
-
-@dataclass
-class Curve:
-    """F1 over epochs, with a threshold of 0.5."""
-
-    train: list[float] = field(default_factory=list)
-    test: list[float] = field(default_factory=list)
-
-    @property
-    def best(self) -> float:
-        """The paper's number: of the best epoch on the test set."""
-        return max(self.test)
-
-
-Answer = Callable[[Any, Tensor], Tensor]
-
-
-def followed(
-    energy: nn.Module, answer: Answer, loss: Callable[..., Any], train: MultiLabel,
-    test: MultiLabel, epochs: int, rate: float, batch: int,
-) -> Curve:  # fmt: skip
-    """Train, and look at the test set after each epoch: the paper's protocol."""
-    curve = Curve()
-    (x, y), (x_test, _) = (tensors(part) for part in (train, test))
-
-    def look(run: Any) -> None:
-        run.energy.eval()
-        with torch.no_grad():
-            for values, given, true in (
-                (curve.train, x[:1000], train.Y[:1000]),
-                (curve.test, x_test, test.Y),
-            ):
-                found = np.concatenate([answer(run.energy, p).numpy() for p in given.split(1024)])
-                values.append(float(f1_examples(HALF(found), true).mean()))
-
-    optimizer = torch.optim.Adam([p for p in energy.parameters() if p.requires_grad], lr=rate)
-    icnn.fit(
-        energy, batches(x, y, size=batch, drop_last=True), loss, epochs=epochs,
-        optimizer=optimizer, callbacks=[look], progress=False,
-    )  # fmt: skip
-    return curve
-
-
-def tensors(data: MultiLabel) -> tuple[Tensor, Tensor]:
-    """Words and labels."""
-    return torch.from_numpy(data.X.toarray()).float(), torch.from_numpy(data.Y).float()
-
-
-def paper(name: str, settings: Settings, train: MultiLabel, test: MultiLabel) -> Curve:
-    """A row of the paper's table, in its own protocol."""
-    words, labels = train.X.shape[1], train.Y.shape[1]
-    # The labels of a box so wide that no step leaves it start at one half.
-    wide, gradient = icnn.Box(-4.0, 5.0), icnn.ProjectedGradient(30, step_size=0.1, momentum=0.3)
-    bundle = icnn.BundleEntropy(max_steps=10, tol=1e-3)
-
-    def feed(energy: Any, x: Tensor) -> Tensor:
-        return energy.net(x).sigmoid()
-
-    def by_gradient(energy: Any, x: Tensor) -> Tensor:
-        return icnn.argmin(energy, x, wide, entropy=0.0, solver=gradient).y
-
-    def by_bundle(energy: Any, x: Tensor) -> Tensor:
-        return icnn.argmin(energy, x, icnn.Box(), solver=bundle).y
-
-    def squares(energy: Any, x: Tensor, y: Tensor) -> Tensor:
-        found = by_gradient(energy, x)
-        return losses.soft_f1(found.clamp(0, 1), y) + 2 * (found - y).square().mean()
-
-    def entropies(energy: Any, x: Tensor, y: Tensor) -> Tensor:
-        found = by_bundle(energy, x)
-        entropy = F.binary_cross_entropy(found.clamp(1e-6, 1 - 1e-6), y)
-        return losses.soft_f1(found, y) + CROSS * entropy
-
-    torch.manual_seed(settings.seed)
-    if name == FEED:
-        net = icnn.Score(feed_forward(words, labels))
-        epochs, rate = settings.feed_epochs, settings.feed_rate
-        return followed(net, feed, cross, train, test, epochs, rate, 128)
-    bundles, gates = PAPER[name]
-    energy = paper_network(words, labels, held=not gates)
-    epochs, rate = settings.epochs, settings.rate
-    if bundles:
-        return followed(energy, by_bundle, entropies, train, test, epochs, rate, 128)
-    return followed(energy, by_gradient, squares, train, test, epochs, rate, 64)
-
-
-def by_feed_forward(train: MultiLabel, test: MultiLabel, seed: int, settings: Settings) -> Answers:
-    """The paper's network; its epoch is chosen on a tenth of the examples."""
-    since = time.perf_counter()
-    x, y = tensors(train)
-    rows = torch.from_numpy(np.random.default_rng(seed).permutation(len(y)))
-    held, rest = rows[: len(y) // 10], rows[len(y) // 10 :]
-    true = train.Y[held.numpy()]
-    torch.manual_seed(seed)
-    energy = icnn.Score(feed_forward(x.shape[1], y.shape[1]))
-
-    def answer(given: Tensor) -> np.ndarray:
-        with torch.no_grad():
-            return energy.net(given).sigmoid().numpy()
-
-    icnn.fit(
-        energy, batches(x[rest], y[rest], size=128, drop_last=True), cross,
-        epochs=settings.feed_epochs,
-        optimizer=torch.optim.Adam(energy.parameters(), lr=settings.feed_rate),
-        validation=lambda _: -choose(answer(x[held]), true)[1], progress=False,
-    )  # fmt: skip
-    seconds = time.perf_counter() - since
-    return Answers(answer(x[held]), true, answer(tensors(test)[0]), seconds)
-
-
-def by_ridge(train: MultiLabel, test: MultiLabel) -> Answers:
-    """A linear function of TF-IDF; its parameter is chosen by cross-validation."""
-    from sklearn.linear_model import Ridge
-    from sklearn.model_selection import cross_val_predict
-
-    since = time.perf_counter()
-    features = Features(train.X)
-    x, x_test = (features(part.X).toarray() for part in (train, test))
-    found = []
-    for ridge in RIDGES:
-        held = np.asarray(cross_val_predict(Ridge(ridge), x, train.Y, cv=5))  # pyright: ignore
-        found.append((choose(held, train.Y)[1], ridge, held))
-    _, ridge, held = max(found, key=lambda part: part[0])
-    y = Ridge(ridge).fit(x, train.Y).predict(x_test)  # pyright: ignore
-    return Answers(held, train.Y, y, time.perf_counter() - since)
-
-
-def by_kernel(train: MultiLabel, test: MultiLabel, seed: int) -> Answers:
-    """Least squares with an RBF kernel of TF-IDF; parameters by leaving out each example."""
-    since = time.perf_counter()
-    features = Features(train.X)
-    x, x_test = features(train.X), features(test.X)
-    by = partial(worth, metric="examples")
-    machine = Kernel(x, train.Y.astype(float), by, np.random.RandomState(seed))
-    return Answers(machine.held_out, train.Y, machine(x_test), time.perf_counter() - since)
-
-
-@dataclass
-class Ours:
-    """The energy over labels, and what it is compared with."""
-
-    answers: dict[str, Answers]
-    linear: np.ndarray  # answers with the energy over labels linearised at those of the local term
-    pulls: Influence  # between labels of one example
-
-
-def by_energy(train: MultiLabel, test: MultiLabel, seed: int, fast: bool) -> Ours:
-    """The local term alone, and with an energy over labels, from the same scores."""
-    less: Any = {"hidden": (32,), "epochs": 1, "folds": 2, "energy_steps": 5} if fast else {}
-    model = icnn.MultiLabelClassifier(energy="labels", random_state=seed, **less)
-    model.fit(train.X, train.Y)
-    since = time.perf_counter()
-    solution = model.solve(test.X)
-    predicted = time.perf_counter() - since
-    x, x_test, scores = model.inputs_, model._inputs(test.X), model.times_["scores"]
-    found = {
-        LOCAL: Answers(x.sigmoid().numpy(), train.Y, x_test.sigmoid().numpy(), scores),
-        BUNDLE: Answers(
-            model.held_out_, train.Y, solution.y.numpy(), scores + model.times_["energies"],
-            float(solution.gap.max()), predicted,
-        ),
-    }  # fmt: skip
-
-    def learned(name: str, make: Any, steps: int, *solvers: Solver) -> None:
-        """The same, by other energies or solvers."""
-        torch.manual_seed(seed)
-        since, true, box = time.perf_counter(), torch.from_numpy(train.Y).float(), icnn.Box()
-        training, answering = solvers or (TRAINING, PREDICTION)
-        energies, held = cross_fit(
-            make, x, true, model.folds_[1], box, model.entropy, steps, solver=training,
-            answering=answering,
-        )  # fmt: skip
-        mean: Any = icnn.Scale(icnn.Sum(*energies), 1 / len(energies))
-        mean.y_shape = (train.Y.shape[1],)
-        with torch.no_grad():
-            answer = icnn.argmin(mean, x_test, box, entropy=model.entropy, solver=answering)
-        seconds = scores + time.perf_counter() - since
-        found[name] = Answers(held, train.Y, answer.y.numpy(), seconds, float(answer.gap.max()))
-
-    labels = train.Y.shape[1]
-    learned(TUNED, lambda: alone(labels), model.energy_steps)
-    # Steps of one length do not converge where the entropy is steep: these are spectral. They take
-    # long to learn through, so that gradients go through the last five, in half as many steps.
-    spectral = icnn.ProjectedGradient(max_steps=30, rule="spectral", unrolled=5)
-    pulls = partial(label_energy, labels, model.label_hidden)
-    learned(STEPS, pulls, model.energy_steps // 2, spectral, spectral)
-    # An example with several labels says most.
-    row = int(test.Y[:200].sum(axis=1).argmax())
-    model.label_names_ = np.array([name.removeprefix("TAG_") for name in train.labels])
-    return Ours(found, linearised(model, x_test), model.explain(test.X[[row]]))
-
-
-def alone(labels: int) -> icnn.Score:
-    """The local term, whose factors and offsets are learned as those of the energy over labels."""
-    energy = icnn.Score(Own(labels))
-    energy.y_shape = (labels,)
-    return energy
-
-
-def linearised(model: Any, x: Tensor) -> np.ndarray:
-    """Answers where the energy over labels is a plane: it touches at the local term's minimum."""
-    parts = model.energy_.energy.energies
-    with torch.no_grad():
-        score = torch.stack([part.energies[0].net(x) for part in parts]).mean(dim=0)
-    y = (score / model.entropy).sigmoid().requires_grad_()
-    values = torch.stack([part.energies[1](x, y) for part in parts])
-    (slope,) = torch.autograd.grad(values.mean(dim=0).sum(), y)
-    return ((score - slope) / model.entropy).sigmoid().numpy()
 
 
 def run(settings: Settings) -> dict[str, Any]:
