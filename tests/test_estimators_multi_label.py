@@ -21,6 +21,8 @@ import icnn
 from icnn.estimators.decoding import Decoding, choose, f1_examples, f1_labels, worth
 from icnn.estimators.features import Features
 from icnn.estimators.kernel import RIDGES, Kernel
+from icnn.estimators.label_energy import mean
+from icnn.estimators.multi_label_classifier import best
 
 FAST: Any = {"hidden": (32,), "label_hidden": (16,), "epochs": 2, "energy_steps": 30, "folds": 3}
 
@@ -149,6 +151,24 @@ def test_experts_by_name(experts: str):
     assert model.predict(X).shape == Y.shape
 
 
+def test_energies_by_name():
+    X, Y = data(120)
+    model = made().fit(X, Y)
+    assert set(model.energy_scores_) == {"local", "labels", "both"}
+    assert best(model.energy_scores_) == model.kind_
+    halves = made(energy="both").fit(X, Y)
+    assert halves.kind_ == "both"
+    x, y = halves.inputs_[:3], torch.rand(3, 6)
+    local, pulled = -halves.entropy * (x * y).sum(dim=1), mean(halves.energies_)(x, y)
+    torch.testing.assert_close(halves.energy_(x, y), (local + pulled) / 2)
+
+
+def test_both_if_in_doubt():
+    assert best({"kernel": 0.503, "networks": 0.5, "both": 0.5}) == "both"
+    assert best({"kernel": 0.51, "networks": 0.5, "both": 0.5}) == "kernel"
+    assert best({"kernel": 0.51}) == "kernel"
+
+
 @pytest.mark.parametrize("names", [["a", "b", "c"], [3, 1, 2], [True, False]])
 def test_one_label_each_of_any_type(names: list[Any]):
     X, y = load_iris(return_X_y=True)
@@ -236,15 +256,15 @@ def test_it_goes_on_where_it_was(energy: str):
     X, Y = data(150)
     options: Any = {"energy": energy, "experts": "networks", "warm_start": True}
     model = made(**options).fit(X, Y)
-    weights = [w.clone() for part in model.energy_.energy.energies for w in part.parameters()]
+    weights = [w.clone() for part in model.energies_ for w in part.parameters()]
     model.set_params(epochs=1, energy_steps=1).fit(X, Y)
-    now = [w for part in model.energy_.energy.energies for w in part.parameters()]
+    now = [w for part in model.energies_ for w in part.parameters()]
     moved = max(float((a - b).detach().abs().max()) for a, b in zip(weights, now, strict=True))
     assert 0 < moved < 0.05
     names = [name for name, _ in model.energy_.named_parameters()]
     model.fit(X[::-1], Y[::-1])  # other parts: from the start, or it would know what it scores
     assert [name for name, _ in model.energy_.named_parameters()] == names
-    now = [w for part in model.energy_.energy.energies for w in part.parameters()]
+    now = [w for part in model.energies_ for w in part.parameters()]
     assert max(float((a - b).detach().abs().max()) for a, b in zip(weights, now, strict=True)) > 0.1
     model.fit(X[:, :10], Y[:, :3])
     assert model.predict(X[:, :10]).shape == (150, 3)
@@ -264,7 +284,7 @@ def test_labels_that_never_or_always_occur_and_examples_without_labels():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"energy": "other"}, "`energy` must be one of 'auto', 'labels', 'local', 'picnn'"),
+        ({"energy": "other"}, "`energy` must be one of 'auto', 'local', 'labels', 'both', 'picnn'"),
         ({"hidden": 5}, "`hidden` must be a non-empty sequence of widths"),
         ({"label_hidden": ()}, "`label_hidden` must be a non-empty sequence of widths"),
         ({"entropy": 0.0}, "`entropy` must be above 0"),

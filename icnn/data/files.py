@@ -33,4 +33,4 @@ def fetched(name: str, url: str, sha256: str) -> Path:
         raise OSError(
             f"cannot fetch {url} ({type(error).__name__}). Put the file at {folder / name}, or "
             f"into a folder that the variable {FOLDER} names"
-        ) from error
+        ) from None  # what the network said is long, and says no more

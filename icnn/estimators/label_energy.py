@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from icnn import losses
-from icnn.energies.compose import Score, Sum
+from icnn.energies.compose import Scale, Score, Sum
 from icnn.energies.energy import Energy, EnergyAt
 from icnn.energies.picnn import PICNN
 from icnn.estimators.networks import CROSS
@@ -74,21 +74,36 @@ Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # rows to learn from, and the o
 
 def cross_fit(
     make: Callable[[], nn.Module], x: Tensor, y: Tensor, folds: Folds, domain: Box | Simplex,
-    entropy: float, steps: int, *, solver: Solver = TRAINING, answering: Solver = PREDICTION,
+    entropy: float, steps: int, *, solver: Solver = TRAINING,
     done: Callable[[str], None] = lambda name: None,
-) -> tuple[list[nn.Module], np.ndarray]:  # fmt: skip
-    """An energy for each fold, and its answers to the examples that it has not seen."""
-    energies, held = [], torch.zeros_like(y, device="cpu")
-    for i, (rest, out) in enumerate(folds):
+) -> list[nn.Module]:  # fmt: skip
+    """An energy for each fold."""
+    energies = []
+    for i, (rest, _) in enumerate(folds):
         done(f"energy {i + 1} of {len(folds)}")
-        energy = make()
-        train_energy(energy, x[rest], y[rest], domain, entropy, steps, solver)
-        with torch.no_grad():
-            place = next(energy.parameters()).device
-            found = argmin(energy, x[out].to(place), domain, entropy=entropy, solver=answering)
-        held[out] = found.y.cpu()
-        energies.append(energy)
-    return energies, held.numpy()
+        energies.append(make())
+        train_energy(energies[-1], x[rest], y[rest], domain, entropy, steps, solver)
+    return energies
+
+
+@torch.no_grad()
+def unseen(
+    energies: Sequence[nn.Module], x: Tensor, folds: Folds, domain: Box | Simplex, entropy: float,
+    solver: Solver = PREDICTION,
+) -> np.ndarray:  # fmt: skip
+    """The answers of each energy to the examples that it has not seen."""
+    parts = []
+    for energy, (_, out) in zip(energies, folds, strict=True):
+        place = next(energy.parameters()).device
+        found = argmin(energy, x[out].to(place), domain, entropy=entropy, solver=solver)
+        parts.append(found.y.cpu())
+    rows = np.concatenate([out for _, out in folds])
+    return torch.cat(parts)[np.argsort(rows)].numpy()
+
+
+def mean(energies: Sequence[nn.Module]) -> Scale:
+    """Of energies, which is convex as they are."""
+    return Scale(Sum(*energies), 1 / len(energies))
 
 
 def train_energy(

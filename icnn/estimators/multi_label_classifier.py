@@ -16,14 +16,21 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from icnn.checks import check_choice, check_count, check_device, check_number, check_widths
-from icnn.energies.compose import Scale, Score, Sum
+from icnn.energies.compose import Scale, Score
 from icnn.energies.energy import Energy
 from icnn.energies.picnn import PICNN
 from icnn.estimators.decoding import METRICS, Decoding, choose, worth
 from icnn.estimators.features import Features, tensor
 from icnn.estimators.influence import Influence
 from icnn.estimators.kernel import Kernel
-from icnn.estimators.label_energy import EXPLANATION, PREDICTION, cross_fit, label_energy
+from icnn.estimators.label_energy import (
+    EXPLANATION,
+    PREDICTION,
+    cross_fit,
+    label_energy,
+    mean,
+    unseen,
+)
 from icnn.estimators.networks import BATCH, go_on, logits, mixed, train_network
 from icnn.estimators.threads import threads
 from icnn.learning.progress import parts_done
@@ -36,8 +43,8 @@ ENERGIES = 5  # of which the mean is taken
 PAPER = 600  # width of the first layer of the paper's network; the second has one unit a label
 MANY = 10_000  # examples, from which on kernels are too large
 EDGE = 0.01  # how near scores of the kernel come to 0 and 1
-MARGIN = 0.005  # by which one expert must be better alone than with the other
-EXPERTS = ("networks", "kernel", "both")
+MARGIN = 0.005  # by which one of two must be better alone than with the other
+EXPERTS, KINDS = ("networks", "kernel", "both"), ("local", "labels", "both")
 ArrayLike = Any  # as scikit-learn takes it: arrays, sparse matrices, data frames, lists
 
 
@@ -53,9 +60,9 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     as in scikit-learn; `scoring="f1_samples"` is what the decoding is chosen for.
 
     Args:
-        energy: "labels" as above; "local", where each label is decided by its own score; "auto",
-            the better of the two on data held out; or "picnn", the paper's network of features and
-            labels, without scores.
+        energy: "labels" as above; "local", where each label is decided by its own score; "both",
+            the mean of these two; "auto", the best of the three on data held out; or "picnn", the
+            paper's network of features and labels, without scores.
         hidden: Widths of the networks that give scores; less where features are very many.
         label_hidden: Widths of the network over labels.
         entropy: The weight of the entropy in the objective: the less, the more decided answers are.
@@ -73,6 +80,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: The classes, or the numbers of the labels.
         energy_: `f(x, y)`, a mean of energies, as a function of scores (of features: "picnn").
+        kind_: Which energy it is; `energy_scores_`: how good each was on data held out.
         decoding_: How answers become labels.
         inputs_: The `x` of `energy_` for all examples of the training, by who had not seen them.
         held_out_: Answers to these, by energies that had not seen them.
@@ -127,7 +135,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             X: One row for each, dense or sparse.
             y: A class of each, or 0 and 1 in a column for each label.
         """
-        check_choice("energy", self.energy, ("auto", "labels", "local", "picnn"))
+        check_choice("energy", self.energy, ("auto", *KINDS, "picnn"))
         hidden = check_widths("hidden", self.hidden)
         check_widths("label_hidden", self.label_hidden)
         check_choice("experts", self.experts, ("auto", *EXPERTS))
@@ -144,7 +152,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         if not any(old):
             self.folds_ = [divided(len(Y), count, random) for count in (self.folds, ENERGIES)]
         # What the answers to new examples depend on, whatever becomes of the parameters.
-        self.kind_, self.entropy_, self.device_ = self.energy, float(self.entropy), device
+        self.entropy_, self.device_ = float(self.entropy), device
         self.data_ = joblib.hash((X, Y))
         self.features_ = Features(X)
         X = self.features_(X)
@@ -161,19 +169,17 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             since = time.perf_counter()
             x = tensor(X) if self.energy == "picnn" else self._score(X, Y, random, old[0], done)
             self.times_ = {"scores": time.perf_counter() - since}
-            found, since = [], time.perf_counter()
-            if self.energy != "local":
-                found.append(self._learn(x, Y, old[1], done))
-            if self.energy in ("auto", "local"):
-                found.append(self._alone(x, Y))
+            since = time.perf_counter()
+            found = self._energies(x, Y, old[1], done)
             self.times_["energies"] = time.perf_counter() - since
         self.inputs_ = x
-        rules = [(Decoding(), self._worth(held, Y)) for _, held in found]
         if isinstance(self.domain_, Box):
-            rules = [choose(held, Y, self.metric) for _, held in found]
-        best = max(range(len(found)), key=lambda i: rules[i][1])
-        self.energy_, self.held_out_ = found[best]
-        self.decoding_ = rules[best][0]
+            rules = {kind: choose(held, Y, self.metric) for kind, (_, held) in found.items()}
+        else:
+            rules = {kind: (Decoding(), self._worth(held, Y)) for kind, (_, held) in found.items()}
+        self.energy_scores_ = {kind: score for kind, (_, score) in rules.items()}
+        self.kind_ = self.energy if self.energy in found else best(self.energy_scores_)
+        (self.energy_, self.held_out_), (self.decoding_, _) = found[self.kind_], rules[self.kind_]
         return self
 
     def predict(self, X: ArrayLike) -> np.ndarray:
@@ -288,44 +294,48 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         self.expert_scores_ = {
             name: self._worth(scores.sigmoid().numpy(), Y) for name, scores in found.items()
         }
-        # One network is worse than the mean of all that answers in the end: both, if in doubt.
-        even = {
-            name: value - MARGIN * (name != "both") for name, value in self.expert_scores_.items()
-        }
-        best = max(even, key=lambda name: even[name])
-        self.expert_ = best if self.experts == "auto" or self.experts not in found else self.experts
+        given = self.experts in found
+        self.expert_ = self.experts if given else best(self.expert_scores_)
         if self.expert_ == "networks":
             self.kernel_ = None
         elif self.expert_ == "kernel":
             self.networks_ = []
         return found[self.expert_]
 
-    def _learn(
+    def _energies(
         self, x: Tensor, Y: np.ndarray, old: list[nn.Module], done: Callable[[str], None]
-    ) -> tuple[Energy, np.ndarray]:
-        """A mean of energies, each of most of the examples; and their answers to the others."""
-        labels, before = Y.shape[1], iter(old)
+    ) -> dict[str, tuple[Energy, np.ndarray]]:
+        """The energies to choose from, and their answers to examples that they have not seen."""
+        labels, before, found = Y.shape[1], iter(old), {}
+        # Labels that know nothing of each other.
+        local = Scale(Score(nn.Identity()), self.entropy_)
+        local.y_shape = (labels,)
+        self.energies_ = []
+        if self.energy in ("auto", "local"):
+            held = x.sigmoid() if isinstance(self.domain_, Box) else x.softmax(dim=1)
+            found["local"] = local, held.numpy()
+        if self.energy == "local":
+            return found
 
         def make() -> nn.Module:
-            if self.kind_ == "picnn":
+            if self.energy == "picnn":
                 energy = PICNN(x.shape[1], labels, (PAPER, labels), x_norm="batch")
             else:
                 energy = label_energy(labels, self.label_hidden)
             go_on(energy, next(before, None))
             return energy.to(self.device_)
 
-        energies, held = cross_fit(
-            make, x, torch.from_numpy(Y).float(), self.folds_[1], self.domain_, self.entropy_,
-            self.energy_steps, done=done,
-        )  # fmt: skip
-        return Scale(Sum(*energies), 1 / len(energies)), held
-
-    def _alone(self, x: Tensor, Y: np.ndarray) -> tuple[Energy, np.ndarray]:
-        """The energy of labels that know nothing of each other, and its answers."""
-        energy = Scale(Score(nn.Identity()), self.entropy_)
-        energy.y_shape = (Y.shape[1],)
-        held = x.sigmoid() if isinstance(self.domain_, Box) else x.softmax(dim=1)
-        return energy, held.numpy()
+        folds, about = self.folds_[1], (self.domain_, self.entropy_)
+        self.energies_ = cross_fit(
+            make, x, torch.from_numpy(Y).float(), folds, *about, self.energy_steps, done=done
+        )
+        if self.energy != "both":
+            kind = "picnn" if self.energy == "picnn" else "labels"
+            found[kind] = mean(self.energies_), unseen(self.energies_, x, folds, *about)
+        if self.energy in ("auto", "both"):
+            halves = [mean([local, energy]) for energy in self.energies_]
+            found["both"] = mean(halves), unseen(halves, x, folds, *about)
+        return found
 
     def _worth(self, y: np.ndarray, Y: np.ndarray) -> float:
         """How good answers are."""
@@ -365,8 +375,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         same = getattr(self, "data_", None) == joblib.hash((X, Y))
         if not same or len(self.folds_[0]) != min(self.folds, len(Y)):
             return [], []
-        energy = getattr(getattr(self, "energy_", None), "energy", None)
-        return getattr(self, "networks_", []), list(getattr(energy, "energies", []))
+        return getattr(self, "networks_", []), getattr(self, "energies_", [])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -380,6 +389,15 @@ def divided(count: int, folds: int, random: Any) -> list[tuple[np.ndarray, np.nd
     """Examples to learn from and the others, for each part of them."""
     parts = np.array_split(random.permutation(count), min(folds, count))
     return [(np.setdiff1d(np.arange(count), out), np.sort(out)) for out in parts]
+
+
+def best(scores: dict[str, float]) -> str:
+    """The name of the best one, but both of two, if in doubt.
+
+    What is scored is less than what will answer: one network or energy in the place of a mean.
+    """
+    even = {name: score - MARGIN * (name != "both") for name, score in scores.items()}
+    return max(even, key=lambda name: even[name])
 
 
 def unbounded(scores: np.ndarray) -> Tensor:
