@@ -62,6 +62,8 @@ def test_dense_files_with_words_and_gaps(tmp_path: Path):
         np.testing.assert_array_equal(data.Y, [[1, 0], [1, 1]])
     assert data.features == ("a", "color=red", "color=green", "color=blue", "sure")
     np.testing.assert_array_equal(data.X, [[1.5, 1, 0, 0, 0], [np.nan, 0, 0, 1, 1]])
+    data = read_arff(stored(tmp_path, DENSE.replace("?,blue", "1,?")), 2)
+    np.testing.assert_array_equal(data.X[1], [1, np.nan, np.nan, np.nan, 1])
 
 
 @pytest.mark.parametrize(
@@ -85,12 +87,36 @@ def test_dense_files_with_words_and_gaps(tmp_path: Path):
         (DENSE, 2.0, "`labels` must be an integer of at least 1, got 2.0"),
         (DENSE, "L1", "`labels` must be an XML file, a number or a list, got 'L1'"),
         (DENSE.replace("a numeric", "a string"), 2, "`a` must be numeric or nominal, got STRING"),
+        ("\n\n" + DENSE.replace("1.5", "one"), 2, "line 10"),
+        ("\n\n" + DENSE.replace("NO,1,1", "NO,1,?"), 2, "line 11"),
+        (DENSE, ["color"], "label `color` must be 0 or 1, got values red, green, blue"),
         (SPARSE.replace("word {0,1}", "word {1,0}"), 2, "`word` is sparse, so that its first"),
     ],
 )
 def test_files_that_cannot_be_read(text: str, labels: Any, told: str, tmp_path: Path):
     with pytest.raises(ValueError, match=told):
         read_arff(stored(tmp_path, text), labels)
+
+
+@pytest.mark.parametrize("values", ["{YES,NO}", "{NO,YES}"])
+def test_labels_that_are_words(values: str, tmp_path: Path):
+    data = read_arff(stored(tmp_path, DENSE.replace("{YES,NO}", values)), ["sure", "L1"])
+    np.testing.assert_array_equal(data.Y, [[1, 0], [0, 1]])
+
+
+def test_counts_of_labels_and_marks_of_encodings(tmp_path: Path):
+    data = read_arff(stored(tmp_path, "\ufeff" + DENSE), np.int64(2))  # pyright: ignore
+    assert data.labels == ("L1", "L2")
+
+
+def test_sparse_words_have_columns_of_their_own(tmp_path: Path):
+    text = SPARSE.replace("word {0,1}", "word {no,some,more}").replace("{0 1,", "{0 more,")
+    text = text.replace("{1 3,", "{0 some,1 3,")
+    data = read_arff(stored(tmp_path, text), 2)
+    assert data.features == ("word=no", "word=some", "word=more", "two words", "third")
+    np.testing.assert_array_equal(
+        data.X.toarray(), [[0, 0, 1, 0, 0.5], [0, 1, 0, 3, 0], [1, 0, 0, 0, 0]]
+    )
 
 
 def test_xml_that_is_none(tmp_path: Path):

@@ -18,6 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import icnn
+from icnn.estimators import features, label_energy, multi_label_classifier
 from icnn.estimators.decoding import Decoding, choose, f1_examples, f1_labels, worth
 from icnn.estimators.features import Features
 from icnn.estimators.kernel import RIDGES, Kernel
@@ -67,7 +68,7 @@ def test_decoding():
     assert rule(y)[0].tolist() == [1, 1, 0]
     assert worth(y, np.array([[1, 0, 0], [0, 1, 0]]), None) == 0.5
     nothing, score = choose(y, np.zeros((2, 3), dtype=int))
-    assert score == 0
+    assert score == 1
     assert not nothing(y / 2).any(), "of rules that are as good, one that gives fewer labels"
 
 
@@ -109,11 +110,21 @@ def test_features_of_words_and_of_measurements():
     mixed[::7, :4], mixed[::3, 4] = 1.0, 50000.0
     for kind in (np.asarray, sparse.csr_array):  # one large column would hide all others
         assert not Features(kind(mixed)).counts
+    np.testing.assert_array_equal(Features(rows)(rows).toarray(), rows)  # weighted already
     numbers = np.random.default_rng(0).normal(3, 2, (50, 4))
     numbers[:, 3] = 7.0
     found = Features(numbers)(numbers)
     np.testing.assert_allclose(found.mean(axis=0), 0, atol=1e-5)
     np.testing.assert_allclose(found.std(axis=0), [1, 1, 1, 0], atol=1e-5)
+
+
+def test_a_table_too_large_keeps_its_zeros(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(features, "ROOM", 100)
+    random = np.random.default_rng(0)
+    X = sparse.random_array((40, 30), density=0.5, rng=random) - 2 * sparse.eye_array(40, 30)
+    found = Features(X)(sparse.csr_matrix(X))
+    assert sparse.issparse(found)
+    np.testing.assert_allclose((found * found).mean(axis=0), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +136,7 @@ def test_it_learns(energy: str, kind: Any):
     model = made(energy=energy, epochs=5, energy_steps=100).fit(kind(X[:300]), Y[:300])
     found = model.predict(kind(X[300:]))
     assert found.dtype == Y.dtype
-    assert f1_examples(found, Y[300:]).mean() > 0.6
+    assert f1_examples(found, Y[300:], nothing=1.0).mean() > 0.6
     solution = model.solve(kind(X[300:]))
     np.testing.assert_array_equal(model.predict_proba(kind(X[300:])), solution.y.numpy())
     assert bool(solution.converged.all())
@@ -161,6 +172,35 @@ def test_energies_by_name():
     x, y = halves.inputs_[:3], torch.rand(3, 6)
     local, pulled = -halves.entropy * (x * y).sum(dim=1), mean(halves.energies_)(x, y)
     torch.testing.assert_close(halves.energy_(x, y), (local + pulled) / 2)
+
+
+def test_kernels_of_too_many_examples(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(multi_label_classifier, "MANY", 50)
+    X, Y = data(60)
+    for experts in ("kernel", "both"):
+        with pytest.raises(ValueError, match="`experts` must be 'networks' for more than 50"):
+            made(experts=experts).fit(X, Y)
+    assert made().fit(X, Y).expert_ == "networks"
+
+
+def test_examples_without_labels_are_left_without():
+    random = np.random.default_rng(0)
+    X = random.normal(size=(300, 5))
+    Y = (X[:, :2] > 1.5).astype(int)  # nine of ten have none
+    found = made(epochs=10).fit(X[:200], Y[:200]).predict(X[200:])
+    assert (found.any(axis=1) == Y[200:].any(axis=1)).mean() > 0.9
+
+
+def test_many_examples_are_answered_part_by_part(monkeypatch: pytest.MonkeyPatch):
+    X, Y = data(150)
+    model = made().fit(X, Y)
+    whole = model.solve(X)
+    monkeypatch.setattr(label_energy, "MANY", 64)
+    parts = model.solve(X)
+    assert parts.gaps.shape[1] == len(parts.y) == 150
+    assert len(parts.gaps) == int(parts.steps.max())
+    torch.testing.assert_close(parts.y, whole.y, atol=1e-2, rtol=0)
+    torch.testing.assert_close(parts.gaps[-1], parts.gap, check_dtype=False)
 
 
 def test_both_if_in_doubt():

@@ -14,6 +14,7 @@ from icnn.checks import check_count
 from icnn.extras import require
 
 NUMERIC = ("REAL", "NUMERIC", "INTEGER")
+WORDS = {"false": 0, "true": 1, "no": 0, "yes": 1, "f": 0, "t": 1, "n": 0, "y": 1}
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,12 @@ def read_arff(
     """
     arff = require("arff", "data")
     path = Path(path)
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
     data = re.search(r"^\s*@data\s*$(?:\s*(?:%.*)?\n)*\s*(\{)?", text, re.MULTILINE | re.IGNORECASE)
     thin = data is not None and data[1] is not None
     try:
-        found = arff.loads(text, return_type=arff.LOD if thin else arff.DENSE)
+        # As lines: of a text it would leave out blank ones at the top, and count from there.
+        found = arff.loads(text.split("\n"), return_type=arff.LOD if thin else arff.DENSE)
     except arff.ArffException as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     attributes, rows = found["attributes"], found["data"]
@@ -60,7 +62,7 @@ def read_arff(
         raise ValueError(f"{path} has no examples")
     names = [name for name, _ in attributes]
     chosen = which(path, names, labels, found["relation"])
-    columns = [number(path, name, kind, thin) for name, kind in attributes]
+    columns = [number(path, name, kind, thin, name in chosen) for name, kind in attributes]
     table: Any = scattered(rows, columns) if thin else dense(rows, columns)
     own = np.array([names.index(name) for name in chosen])
     others = np.setdiff1d(np.arange(len(names)), own)
@@ -71,15 +73,14 @@ def read_arff(
         got = f"{Y[row, j]:g} for `{chosen[j]}` in example {row + 1}, line {lines(text)[row]}"
         raise ValueError(f"{path}: labels must be 0 or 1, got {got}")
     X, features = table[:, others], [names[j] for j in others]
-    if not thin:
-        X, features = spread(X, features, [attributes[j][1] for j in others])
+    X, features = spread(X, features, [attributes[j][1] for j in others])
     return MultiLabel(X, Y.astype(np.int64), tuple(features), tuple(chosen))
 
 
 def lines(text: str) -> list[int]:
     """The number of the line of each example."""
     below, found = False, []
-    for place, line in enumerate(text.splitlines(), start=1):
+    for place, line in enumerate(text.split("\n"), start=1):
         if below and line.strip() and not line.lstrip().startswith("%"):
             found.append(place)
         below = below or line.strip().lower().startswith("@data")
@@ -103,7 +104,7 @@ def which(path: Path, names: Sequence[str], labels: Any, relation: str) -> list[
             told = f"`labels` must be an XML file, a number or a list, got {str(labels)!r}: {error}"
             raise ValueError(told) from error
         labels = [part.get("name") for part in root.iter() if part.tag.endswith("label")]
-    elif isinstance(labels, int | float):
+    elif isinstance(labels, float) or hasattr(labels, "__index__"):
         count = check_count("labels", labels)
         if count >= len(names):
             raise ValueError(f"`labels` must be at most {len(names) - 1}, got {labels}")
@@ -117,7 +118,7 @@ def which(path: Path, names: Sequence[str], labels: Any, relation: str) -> list[
     return found
 
 
-def number(path: Path, name: str, kind: Any, thin: bool) -> dict[Any, float] | None:
+def number(path: Path, name: str, kind: Any, thin: bool, label: bool) -> dict[Any, float] | None:
     """What stands for each value of an attribute; `None` where the value is a number itself."""
     if isinstance(kind, str):
         if kind.upper() in NUMERIC:
@@ -127,6 +128,11 @@ def number(path: Path, name: str, kind: Any, thin: bool) -> dict[Any, float] | N
         table = {value: float(value) for value in kind}
     except ValueError:
         table = {value: float(place) for place, value in enumerate(kind)}
+        if label:  # which of two words is a yes must not depend on their order
+            if not {value.lower() for value in kind} <= set(WORDS):
+                told = f"{path}: label `{name}` must be 0 or 1, got values {', '.join(kind)}"
+                raise ValueError(told) from None
+            table = {value: float(WORDS[value.lower()]) for value in kind}
     if thin and table[kind[0]] != 0:  # what is left out is the first value
         raise ValueError(f"{path}: `{name}` is sparse, so that its first value must be 0")
     return table
@@ -154,18 +160,20 @@ def value(raw: Any, column: dict[Any, float] | None) -> float:
     return float(raw) if column is None else column[raw]
 
 
-def spread(X: np.ndarray, names: list[str], kinds: list[Any]) -> tuple[np.ndarray, list[str]]:
+def spread(X: Any, names: list[str], kinds: list[Any]) -> tuple[Any, list[str]]:
     """A column of its own for each value of an attribute that has three or more, not numbers."""
-    parts, found = [], []
-    for column, name, kind in zip(X.T, names, kinds, strict=True):
-        words = [] if isinstance(kind, str) else [v for v in kind if not is_number(v)]
-        if len(words) > 2:
-            parts += [(column == place).astype(float) for place in range(len(kind))]
-            found += [f"{name}={v}" for v in kind]
-        else:
-            parts.append(column)
-            found.append(name)
-    return np.stack(parts, axis=1), found
+    parts, found, last = [], [], 0
+    for j, kind in enumerate(kinds):
+        if isinstance(kind, str) or sum(not is_number(v) for v in kind) < 3:
+            continue
+        column = X[:, [j]].toarray() if sparse.issparse(X) else X[:, [j]]
+        each = np.where(np.isnan(column), np.nan, column == np.arange(len(kind)))
+        parts += [X[:, last:j], sparse.csr_array(each) if sparse.issparse(X) else each]
+        found += names[last:j] + [f"{names[j]}={v}" for v in kind]
+        last = j + 1
+    parts.append(X[:, last:])
+    found += names[last:]
+    return (sparse.hstack(parts, format="csr") if sparse.issparse(X) else np.hstack(parts)), found
 
 
 def is_number(text: str) -> bool:

@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg.blas import dsymm  # pyright: ignore
+from scipy.linalg.lapack import dpotrf, dpotri  # pyright: ignore
 
 FEW = 2500  # examples, on which parameters are chosen
+ALONE = 64  # rows, for which a full table of all others would take longest
 ROOM = 1e8  # numbers in a table of features
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # in units of one over the median squared distance
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -21,6 +23,7 @@ class Kernel:
         Y: Labels.
         score: Of answers and labels, to choose by.
         random: What to draw examples from, where there are many.
+        few: On how many of them parameters are chosen.
 
     Attributes:
         held_out: What it would say of each example from all others (but for the mean of labels,
@@ -29,10 +32,10 @@ class Kernel:
 
     def __init__(
         self, X: Any, Y: np.ndarray, score: Callable[[np.ndarray, np.ndarray], float],
-        random: np.random.RandomState,
+        random: np.random.RandomState, few: int = FEW,
     ):  # fmt: skip
         self.X, self.mean = X, Y.mean(axis=0)
-        rows = np.sort(random.permutation(len(Y))[:FEW])
+        rows = np.sort(random.permutation(len(Y))[:few])
         apart, some = distances(X[rows], X[rows]), Y[rows]
         other = apart[apart > 1e-9 * apart.max()]  # twins say nothing of how far examples lie apart
         unit = 1 / float(np.median(other)) if len(other) else 1.0
@@ -41,12 +44,13 @@ class Kernel:
         for width in WIDTHS:
             near = np.exp(-width * unit * apart)
             for own in RIDGES:
-                worth = score(self._solved(near.copy(), some, own)[1], some)
+                worth = score(self._solved(near.copy("F"), some, own)[1], some)
                 if worth > best:
                     best, self.width, ridge = worth, width * unit, own
         if len(rows) < len(Y):
             apart = distances(X, X)
-        self.weights, self.held_out = self._solved(np.exp(-self.width * apart), Y, ridge)
+        near = np.asfortranarray(np.exp(-self.width * apart))
+        self.weights, self.held_out = self._solved(near, Y, ridge)
         # Where answers above 1 are common, cutting them off would lose which label comes first.
         self.most = max(1.0, float(np.quantile(self.held_out.max(axis=1), 0.99)))
         self.held_out = self.held_out / self.most
@@ -67,17 +71,19 @@ class Kernel:
         With `C = (K + ridge)^-1` and weights `a = C y`, leaving out example i moves the answer
         there by `a_i / C_ii - y_i`, to `y_i - a_i / C_ii`.
         """
-        near.flat[:: len(near) + 1] += ridge
-        factor = cho_factor(near, overwrite_a=True)
-        inverse = cho_solve(factor, np.eye(len(near)), overwrite_b=True)
-        weights = inverse @ (Y - self.mean)
+        near[np.diag_indices_from(near)] += ridge
+        factor, bad = dpotrf(near, lower=True, overwrite_a=True)
+        if bad:
+            raise np.linalg.LinAlgError("the kernel is not positive definite")
+        inverse, _ = dpotri(factor, lower=True, overwrite_c=True)
+        weights = dsymm(1.0, inverse, Y - self.mean, lower=True)
         return weights, Y - weights / inverse.diagonal()[:, None]
 
 
 def distances(a: Any, b: Any) -> np.ndarray:
     """Squared, of each row to each."""
     # Products of sparse rows are hardly ever zero: as full ones they are made much faster.
-    small = max(np.prod(a.shape), np.prod(b.shape)) <= ROOM
+    small = a.shape[0] > ALONE and max(np.prod(a.shape), np.prod(b.shape)) <= ROOM
     a, b = (part.toarray() if small and sparse.issparse(part) else part for part in (a, b))
     a, b = a.astype(np.float64), b.astype(np.float64)
     product = a @ b.T

@@ -20,6 +20,7 @@ from icnn.solvers.bundle_entropy import BundleEntropy
 from icnn.solvers.domains import Box, Simplex
 from icnn.solvers.solution import Solution
 
+MANY = 2048  # examples answered at once
 SMALL = 0.1  # what the weights of a network over labels are multiplied by at first
 BATCH, RATE, DECAY = 64, 2e-3, 0.1
 EPOCHS, LEAST = 8, 100  # how often examples are seen, and steps made at least
@@ -87,6 +88,18 @@ def cross_fit(
 
 
 @torch.no_grad()
+def answers(
+    energy: Any, x: Tensor, domain: Box | Simplex, entropy: float, solver: Solver = PREDICTION,
+    device: torch.device | None = None,
+) -> Solution:  # fmt: skip
+    """Where the energy is least, a part of the examples after another."""
+    parts = [
+        argmin(energy, part.to(device), domain, entropy=entropy, solver=solver).to("cpu")
+        for part in x.split(MANY)
+    ]
+    return Solution.joined(parts)
+
+
 def unseen(
     energies: Sequence[nn.Module], x: Tensor, folds: Folds, domain: Box | Simplex, entropy: float,
     solver: Solver = PREDICTION,
@@ -95,8 +108,7 @@ def unseen(
     parts = []
     for energy, (_, out) in zip(energies, folds, strict=True):
         place = next(energy.parameters()).device
-        found = argmin(energy, x[out].to(place), domain, entropy=entropy, solver=solver)
-        parts.append(found.y.cpu())
+        parts.append(answers(energy, x[out], domain, entropy, solver, place).y)
     rows = np.concatenate([out for _, out in folds])
     return torch.cat(parts)[np.argsort(rows)].numpy()
 

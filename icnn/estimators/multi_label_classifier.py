@@ -25,7 +25,7 @@ from icnn.estimators.influence import Influence
 from icnn.estimators.kernel import Kernel
 from icnn.estimators.label_energy import (
     EXPLANATION,
-    PREDICTION,
+    answers,
     cross_fit,
     label_energy,
     mean,
@@ -34,7 +34,7 @@ from icnn.estimators.label_energy import (
 from icnn.estimators.networks import BATCH, go_on, logits, mixed, train_network
 from icnn.estimators.threads import threads
 from icnn.learning.progress import parts_done
-from icnn.solvers.argmin import Solver, argmin
+from icnn.solvers.argmin import argmin
 from icnn.solvers.domains import Box, Simplex
 from icnn.solvers.solution import Solution
 
@@ -51,9 +51,11 @@ ArrayLike = Any  # as scikit-learn takes it: arrays, sparse matrices, data frame
 class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     """Labels whose energy is least: each has a score, and a convex network sees them together.
 
-    Scores come from plain networks, from a kernel machine, or from both, whichever is best on data
-    held out. From scores of examples that the scorer has not seen, energies `f(x, y)` that are
-    convex in the labels `y` are learned through their minimum; the answer minimises their mean.
+    Features that look like counts of words are weighted by how rare they are, unless somebody has
+    done so; others are standardised. Scores come from plain networks, from a kernel machine, or
+    from both, whichever is best on data held out. From scores of examples that the scorer has not
+    seen, energies `f(x, y)` that are convex in the labels `y` are learned through their minimum;
+    the answer minimises their mean.
 
     One column of classes of any type is a problem of one label each; two dimensions of 0 and 1 are
     one of any number of labels. For these `score` is the share of examples with all labels right,
@@ -62,13 +64,15 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     Args:
         energy: "labels" as above; "local", where each label is decided by its own score; "both",
             the mean of these two; "auto", the best of the three on data held out; or "picnn", the
-            paper's network of features and labels, without scores.
+            paper's network of features and labels, without scores; it depends on `entropy`,
+            `metric` and `energy_steps` alone.
         hidden: Widths of the networks that give scores; less where features are very many.
         label_hidden: Widths of the network over labels.
         entropy: The weight of the entropy in the objective: the less, the more decided answers are.
-        experts: What gives scores: "networks", "kernel", "both", or "auto", the best of them. A
-            kernel is too large for more than 10,000 examples.
-        metric: What the decoding is chosen for: the F1 score of "examples", or of "labels".
+        experts: What gives scores: "networks", "kernel", "both", or "auto", the best of them. For
+            more than 10,000 examples a kernel is too large, and "auto" means networks.
+        metric: What the decoding is chosen for: the F1 score of "examples" (one without labels that
+            is given none counts as right), or of "labels".
         epochs: How often networks see the examples; more often where these are few.
         energy_steps: Of the optimiser, for each energy; fewer where examples are few.
         folds: Into how many parts examples are divided, to score each by the others.
@@ -82,7 +86,8 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         energy_: `f(x, y)`, a mean of energies, as a function of scores (of features: "picnn").
         kind_: Which energy it is; `energy_scores_`: how good each was on data held out.
         decoding_: How answers become labels.
-        inputs_: The `x` of `energy_` for all examples of the training, by who had not seen them.
+        inputs_: The `x` of `energy_` for all examples of the training, from scorers that were not
+            trained on them.
         held_out_: Answers to these, by energies that had not seen them.
         expert_: What gives scores; `expert_scores_`: how good each was on data held out.
         times_: How many seconds the training of scores and of energies took.
@@ -147,6 +152,11 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"`entropy` must be above 0, got {self.entropy!r}")
         device = check_device("device", self.device)
         X, Y = self._read(X, y)
+        if self.experts in ("kernel", "both") and self.energy != "picnn" and len(Y) > MANY:
+            raise ValueError(
+                f"`experts` must be 'networks' for more than {MANY} examples, got {self.experts!r} "
+                f"for {len(Y)}"
+            )
         random = check_random_state(self.random_state)
         old = self._old(X, Y) if self.warm_start else ([], [])
         if not any(old):
@@ -202,9 +212,11 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     def solve(self, X: ArrayLike) -> Solution:
         """The answers with their certificates."""
         given = self._inputs(X)
-        return self._answers(self.energy_, given)
+        return answers(self.energy_, given, self.domain_, self.entropy_, device=self.device_)
 
-    def explain(self, x: ArrayLike, count: int = 12) -> Influence:
+    def explain(
+        self, x: ArrayLike, count: int = 12, names: Sequence[str] | None = None
+    ) -> Influence:
         """Which labels pull which, in one example.
 
         Each label is held at 1 and at 0 in turn, and all others are decided anew.
@@ -212,6 +224,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         Args:
             x: One row of features.
             count: For how many labels: those with the largest answers.
+            names: Of all labels; by default those of the data frame that `fit` has seen.
         """
         check_count("count", count)
         given = self._inputs(x)
@@ -221,16 +234,26 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             )
         if len(given) != 1:
             raise ValueError(f"`x` must be one row, got {len(given)}")
-        free = self._answers(self.energy_, given, EXPLANATION).y[0]
+        known = [str(name) for name in (self.label_names_ if names is None else names)]
+        if len(known) != len(self.classes_):
+            raise ValueError(f"`names` must be {len(self.classes_)} names, got {len(known)}")
+        free = answers(
+            self.energy_, given, self.domain_, self.entropy_, EXPLANATION, self.device_
+        ).y[0]
         shown = free.argsort(descending=True)[:count]
         ways = []
         for level in (1.0, 0.0):
             mask = F.one_hot(shown, len(free)).bool()
-            fixed, each = (mask, torch.where(mask, level, 0.0)), given.expand(len(shown), -1)
-            ways.append(self._answers(self.energy_, each, EXPLANATION, fixed=fixed).y)
+            mask = mask.to(self.device_)
+            each = given.expand(len(shown), -1).to(self.device_)
+            with torch.no_grad():
+                found = argmin(
+                    self.energy_, each, self.domain_, entropy=self.entropy_, solver=EXPLANATION,
+                    fixed=(mask, torch.where(mask, level, 0.0)),
+                )  # fmt: skip
+            ways.append(found.y.cpu())
         moves = (ways[0] - ways[1])[:, shown]
-        names = [str(self.label_names_[j]) for j in shown]
-        return Influence(names, free[shown].numpy(), moves.numpy())
+        return Influence([known[j] for j in shown], free[shown].numpy(), moves.numpy())
 
     def _read(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
         """Features, and ones and zeros in a column for each label or class."""
@@ -242,8 +265,8 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         )  # fmt: skip
         if y.ndim == 2 and y.shape[1] > 1:
             if not np.isin(y, (0, 1)).all():
-                odd = y[~np.isin(y, (0, 1))][0]
-                raise ValueError(f"`y` of two dimensions must be 0 or 1, got {odd}")
+                odd = y[~np.isin(y, (0, 1))].tolist()[0]
+                raise ValueError(f"`y` of two dimensions must be 0 or 1, got {odd!r}")
             self.classes_, self.domain_ = np.arange(y.shape[1]), Box()
             self.label_names_ = self.classes_ if names is None else np.asarray(names)
             return X, y.astype(np.int64)
@@ -266,7 +289,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     def _wanted(self, count: int) -> tuple[bool, bool]:
         """Whether to have a kernel, and networks."""
         kernel = count <= MANY and self.experts != "networks"
-        return kernel, self.experts != "kernel" or not kernel
+        return kernel, self.experts != "kernel"
 
     def _score(
         self, X: Any, Y: np.ndarray, random: Any, old: list[nn.Module], done: Callable[[str], None]
@@ -334,7 +357,8 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             found[kind] = mean(self.energies_), unseen(self.energies_, x, folds, *about)
         if self.energy in ("auto", "both"):
             halves = [mean([local, energy]) for energy in self.energies_]
-            found["both"] = mean(halves), unseen(halves, x, folds, *about)
+            whole = mean([local, mean(self.energies_)])
+            found["both"] = whole, unseen(halves, x, folds, *about)
         return found
 
     def _worth(self, y: np.ndarray, Y: np.ndarray) -> float:
@@ -355,17 +379,6 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             parts.append(unbounded(self.kernel_(X)))
         return torch.stack(parts).mean(dim=0)
 
-    def _answers(
-        self, energy: Any, x: Tensor, solver: Solver = PREDICTION, fixed: Any = None
-    ) -> Solution:
-        """Where the energy is."""
-        x = x.to(self.device_)
-        with torch.no_grad():
-            found = argmin(
-                energy, x, self.domain_, entropy=self.entropy_, solver=solver, fixed=fixed
-            )
-        return found.to("cpu")
-
     def _old(self, X: Any, Y: np.ndarray) -> tuple[list[nn.Module], list[nn.Module]]:
         """What was trained before, to go on from: networks and energies.
 
@@ -381,7 +394,6 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.classifier_tags.multi_label = True
-        tags.non_deterministic = False
         return tags
 
 

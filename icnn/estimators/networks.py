@@ -18,7 +18,7 @@ from icnn.learning.fit import fit
 DROP_IN, DROP = 0.1, 0.8
 CROSS = 5.0  # the weight of the cross entropy beside the F1
 BATCH = 128
-LEAST = 300  # steps of an optimiser, however few the examples
+LEAST = 30  # steps of an optimiser for each epoch that is asked for, however few the examples
 ROOM = 8e6  # numbers in the first layer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -68,7 +68,7 @@ def train_network(
     size = min(BATCH, len(Y))
     # A last batch of one example has no statistics.
     loader = DataLoader(Examples(X, Y), size, shuffle=True, collate_fn=whole, drop_last=True)
-    epochs = max(epochs, -(-LEAST * epochs // (10 * len(loader))))
+    epochs = max(epochs, -(-LEAST * epochs // len(loader)))
     optimizer = torch.optim.Adam(net.parameters(), lr=rate, fused=device.type in ("cpu", "cuda"))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, rate, total_steps=epochs * len(loader) + 1, pct_start=0.1

@@ -40,6 +40,6 @@ def paired_bootstrap(
     random = np.random.default_rng(seed)
     means = np.array([random.choice(apart, len(apart)).mean() for _ in range(draws)])
     low, high = np.quantile(means, [0.025, 0.975])
-    beyond = min((means <= 0).mean(), (means >= 0).mean())
-    p = min(1.0, max(2 * float(beyond), 1 / draws))
+    beyond = min((means <= 0).sum(), (means >= 0).sum())
+    p = min(1.0, 2 * float(beyond + 1) / (draws + 1))
     return Difference(float(apart.mean()), float(low), float(high), p)

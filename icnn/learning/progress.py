@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,10 @@ def parts_done(shown: bool, total: int) -> Iterator[Callable[[str], None]]:
     """For work of many trainings: called with the name of each as it begins, it moves a bar."""
     if not shown:
         yield lambda name: None
+        return
+    if not sys.stderr.isatty():
+        place = count(1)
+        yield lambda name: print(f"{next(place)} of {total}: {name}", file=sys.stderr, flush=True)
         return
     console = require("rich.console", "cli").Console(stderr=True)
     with require("rich.progress", "cli").Progress(console=console) as bar:

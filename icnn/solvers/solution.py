@@ -1,6 +1,7 @@
 """What `argmin` gives back: for each example an answer, a bound on its error and a status."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
@@ -64,6 +65,20 @@ class Solution:
         return replace(
             self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)}
         )
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Solution]") -> "Solution":
+        """Those of several batches as one."""
+        most = max(len(part.gaps) for part in parts)
+        long = [
+            replace(part, gaps=torch.cat([part.gaps, *[part.gaps[-1:]] * (most - len(part.gaps))]))
+            for part in parts
+        ]
+        whole = {
+            name: torch.cat([getattr(part, name) for part in long], dim=int(name == "gaps"))
+            for name in (field.name for field in fields(cls))
+        }
+        return cls(**whole)
 
     def report(self) -> str:
         """A few lines: how many examples ended how, the worst gap, the steps."""
