@@ -43,7 +43,8 @@ ENERGIES = 5  # of which the mean is taken
 PAPER = 600  # width of the first layer of the paper's network; the second has one unit a label
 MANY = 10_000  # examples, from which on kernels are too large
 EDGE = 0.01  # how near scores of the kernel come to 0 and 1
-MARGIN = 0.005  # by which one of two must be better alone than with the other
+# By how much one of two experts, or energies, must be better alone than with the other.
+EXPERT_MARGIN, ENERGY_MARGIN = 0.003, 0.005
 EXPERTS, KINDS = ("networks", "kernel", "both"), ("local", "labels", "both")
 ArrayLike = Any  # as scikit-learn takes it: arrays, sparse matrices, data frames, lists
 
@@ -188,7 +189,9 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         else:
             rules = {kind: (Decoding(), self._worth(held, Y)) for kind, (_, held) in found.items()}
         self.energy_scores_ = {kind: score for kind, (_, score) in rules.items()}
-        self.kind_ = self.energy if self.energy in found else best(self.energy_scores_)
+        self.kind_ = (
+            self.energy if self.energy in found else best(self.energy_scores_, ENERGY_MARGIN)
+        )
         (self.energy_, self.held_out_), (self.decoding_, _) = found[self.kind_], rules[self.kind_]
         return self
 
@@ -318,7 +321,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             name: self._worth(scores.sigmoid().numpy(), Y) for name, scores in found.items()
         }
         given = self.experts in found
-        self.expert_ = self.experts if given else best(self.expert_scores_)
+        self.expert_ = self.experts if given else best(self.expert_scores_, EXPERT_MARGIN)
         if self.expert_ == "networks":
             self.kernel_ = None
         elif self.expert_ == "kernel":
@@ -403,12 +406,12 @@ def divided(count: int, folds: int, random: Any) -> list[tuple[np.ndarray, np.nd
     return [(np.setdiff1d(np.arange(count), out), np.sort(out)) for out in parts]
 
 
-def best(scores: dict[str, float]) -> str:
+def best(scores: dict[str, float], margin: float) -> str:
     """The name of the best one, but both of two, if in doubt.
 
     What is scored is less than what will answer: one network or energy in the place of a mean.
     """
-    even = {name: score - MARGIN * (name != "both") for name, score in scores.items()}
+    even = {name: score - margin * (name != "both") for name, score in scores.items()}
     return max(even, key=lambda name: even[name])
 
 

@@ -20,6 +20,7 @@ CROSS = 5.0  # the weight of the cross entropy beside the F1
 BATCH = 128
 LEAST = 30  # steps of an optimiser for each epoch that is asked for, however few the examples
 ROOM = 8e6  # numbers in the first layer
+ROWS = 1024  # answered at once
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -95,25 +96,33 @@ def go_on(module: nn.Module, old: nn.Module | None) -> None:
 @torch.no_grad()
 def logits(nets: Sequence[nn.Module], X: Any, device: torch.device) -> Tensor:
     """The mean of what networks say."""
-    found = []
-    for begin in range(0, X.shape[0], 1024):
-        part = X[begin : begin + 1024]
-        x = part if sparse.issparse(part) else torch.from_numpy(part).to(device)
-        found.append(torch.stack([score(net, x, device) for net in nets]).mean(dim=0).cpu())
-    return torch.cat(found)
+    total = torch.zeros(())
+    for net in nets:
+        say = of_sparse(net, device) if sparse.issparse(X) else of_dense(net, device)
+        parts = [say(X[begin : begin + ROWS]) for begin in range(0, X.shape[0], ROWS)]
+        total = total + torch.cat(parts).cpu()
+    return total / len(nets)
 
 
-def score(net: Any, x: Any, device: torch.device) -> Tensor:
-    """What one network says; of sparse rows the first layer sees only what is there."""
-    if not sparse.issparse(x):
-        return net(x)
+def of_dense(net: nn.Module, device: torch.device) -> Callable[[Any], Tensor]:
+    """What one network says."""
+    return lambda rows: net(torch.from_numpy(rows).to(device))
+
+
+def of_sparse(net: Any, device: torch.device) -> Callable[[Any], Tensor]:
+    """The same for sparse rows, of which the first layer sees only what is there."""
     _, first, *others = net
-    index, starts, values = (
-        torch.from_numpy(part).to(device) for part in (x.indices, x.indptr[:-1], x.data)
-    )
     weight = first.weight.T.contiguous()
-    h = F.embedding_bag(index, weight, starts, mode="sum", per_sample_weights=values)
-    h = h + first.bias
-    for layer in others:
-        h = layer(h)
-    return h
+
+    def say(rows: Any) -> Tensor:
+        index, starts, values = (
+            torch.from_numpy(part).to(device)
+            for part in (rows.indices, rows.indptr[:-1], rows.data)
+        )
+        h = F.embedding_bag(index, weight, starts, mode="sum", per_sample_weights=values)
+        h = h + first.bias
+        for layer in others:
+            h = layer(h)
+        return h
+
+    return say
