@@ -129,7 +129,8 @@ def bibtex(
 ) -> None:
     """Tags of publications: the paper's table in its own protocol, and an honest one.
 
-    Writes bibtex.json, pictures and bibtex.html: half an hour or so. The data are fetched once.
+    Writes bibtex.json, pictures and bibtex.html: half an hour, with --final three quarters. The
+    data are fetched once.
     """
     from icnn.experiments.bibtex import Settings, run
 

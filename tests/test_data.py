@@ -135,6 +135,7 @@ def test_files_of_meka_say_where_labels_are(count: int, names: Any, tmp_path: Pa
 @pytest.mark.data
 def test_bibtex():
     train, test = icnn.data.mulan("bibtex")
+    assert repr(train) == "MultiLabel(4880 examples, 1836 features, 159 labels)"
     assert train.X.shape == (4880, 1836)
     assert test.X.shape == (2515, 1836)
     assert train.Y.shape == (4880, 159)

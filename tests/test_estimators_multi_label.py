@@ -203,6 +203,19 @@ def test_many_examples_are_answered_part_by_part(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(parts.gaps[-1], parts.gap, check_dtype=False)
 
 
+@pytest.mark.parametrize("tags", [[{"a"}, {"b"}, {"a", "b"}], [["a"], ["a", "b"], []]])
+def test_lists_of_tags_are_to_be_made_columns(tags: Any):
+    with pytest.raises(ValueError, match="MultiLabelBinarizer makes columns of them"):
+        made().fit(np.eye(3), tags)
+
+
+def test_nothing_pulls_where_labels_are_decided_each_for_itself():
+    X, Y = data(60)
+    model = made(energy="local").fit(X, Y)
+    with pytest.warns(UserWarning, match="fit with energy='labels' to see pulls"):
+        assert model.explain(X[:1]).report() == "no label moves another"
+
+
 def test_both_if_in_doubt():
     assert best({"kernel": 0.503, "networks": 0.5, "both": 0.5}, 0.005) == "both"
     assert best({"kernel": 0.51, "networks": 0.5, "both": 0.5}, 0.005) == "kernel"
@@ -254,12 +267,6 @@ def test_what_is_fitted_does_not_hang_on_parameters():
     model.set_params(entropy=5.0, energy="picnn", device="nowhere")
     np.testing.assert_array_equal(model.predict_proba(X), before)
     assert np.isfinite(model.decision_function(X)).all()
-
-
-def test_labels_for_themselves_pull_nothing():
-    X, Y = data(100)
-    told = made(energy="local").fit(X, Y).explain(X[:1])
-    assert told.report() == "no label moves another"
 
 
 def test_a_heat_map(tmp_path: Any):
@@ -354,5 +361,5 @@ def test_bad_data():
     model = made().fit(X, Y)
     with pytest.raises(ValueError, match="`x` must be one row, got 2"):
         model.explain(X[:2])
-    with pytest.raises(ValueError, match="got a problem of one class each"):
+    with pytest.raises(ValueError, match="got classes that exclude each other"):
         made().fit(X, Y[:, 0]).explain(X[:1])

@@ -33,6 +33,10 @@ class MultiLabel:
     features: tuple[str, ...]
     labels: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        examples, features = self.X.shape
+        return f"MultiLabel({examples} examples, {features} features, {len(self.labels)} labels)"
+
 
 def read_arff(
     path: str | Path, labels: int | str | Path | Sequence[str] | None = None
@@ -94,14 +98,21 @@ def which(path: Path, names: Sequence[str], labels: Any, relation: str) -> list[
         labels, meka = path.with_name(f"{stem}.xml"), re.search(r"-C\s+(-?\d+)", relation)
         if not labels.is_file():
             if meka is None:
-                raise ValueError(f"`labels` must be given, as there is no {labels}")
+                raise ValueError(
+                    f"`labels` must be given, as there is no {labels}: 14 for the last 14 "
+                    "attributes, or a list of names"
+                )
             count = int(meka[1])  # Meka's labels come first, or, with a minus, last
             labels = names[:count] if count > 0 else names[count:]
     if isinstance(labels, str | Path):
         try:
             root = ElementTree.parse(labels).getroot()
         except (ElementTree.ParseError, OSError) as error:
-            told = f"`labels` must be an XML file, a number or a list, got {str(labels)!r}: {error}"
+            got = repr(str(labels))
+            told = (
+                f"`labels` must be an XML file, a number or a list, got {got}: {error}; one name "
+                f"is [{got}]"
+            )
             raise ValueError(told) from error
         labels = [part.get("name") for part in root.iter() if part.tag.endswith("label")]
     elif isinstance(labels, float) or hasattr(labels, "__index__"):

@@ -33,7 +33,7 @@ class Influence:
         for place in np.argsort(-np.abs(others), axis=None)[:count]:
             j, k = np.unravel_index(place, others.shape)
             if abs(others[j, k]) > LEAST:
-                lines.append(f"{self.labels[j]} moves {self.labels[k]} by {others[j, k]:+.3f}")
+                lines.append(f"{self.labels[j]!r} moves {self.labels[k]!r} by {others[j, k]:+.3f}")
         return "\n".join(lines) or "no label moves another"
 
     def plot(self, path: str | Path) -> Path:

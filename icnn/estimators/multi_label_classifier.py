@@ -1,6 +1,7 @@
 """Labels that are decided together: a scikit-learn classifier whose answers minimise an energy."""
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,30 +61,35 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
 
     One column of classes of any type is a problem of one label each; two dimensions of 0 and 1 are
     one of any number of labels. For these `score` is the share of examples with all labels right,
-    as in scikit-learn; `scoring="f1_samples"` is what the decoding is chosen for.
+    as in scikit-learn; the decoding is chosen for `f1_score(..., average="samples",
+    zero_division=1)`.
 
     Args:
         energy: "labels" as above; "local", where each label is decided by its own score; "both",
-            the mean of these two; "auto", the best of the three on data held out; or "picnn", the
+            the mean of these two; "auto", the best of the three on data held out, where "both" is
+            taken unless another is better by 0.005; or "picnn", the
             paper's network of features and labels, without scores; it depends on `entropy`,
             `metric` and `energy_steps` alone.
         hidden: Widths of the networks that give scores; less where features are very many.
         label_hidden: Widths of the network over labels.
-        entropy: The weight of the entropy in the objective: the less, the more decided answers are.
+        entropy: The weight of the entropy in the objective: the less, the more decided answers are
+            (but those of "local", which are the same for all).
         experts: What gives scores: "networks", "kernel", "both", or "auto", the best of them. For
             more than 10,000 examples a kernel is too large, and "auto" means networks.
         metric: What the decoding is chosen for: the F1 score of "examples" (one without labels that
             is given none counts as right), or of "labels".
         epochs: How often networks see the examples; more often where these are few.
         energy_steps: Of the optimiser, for each energy; fewer where examples are few.
-        folds: Into how many parts examples are divided, to score each by the others.
+        folds: Into how many parts examples are divided, to score each by the others; at most as
+            many as there are examples.
         warm_start: Whether `fit` goes on from the last one, if that was of the same examples.
         device: Where to train, as PyTorch calls it.
         random_state: A seed, for the same result again.
         progress: Whether a bar shows how far `fit` is.
 
     Attributes:
-        classes_: The classes, or the numbers of the labels.
+        classes_: The classes, or the numbers of the labels; `label_names_`: their names, where `y`
+            was a data frame.
         energy_: `f(x, y)`, a mean of energies, as a function of scores (of features: "picnn").
         kind_: Which energy it is; `energy_scores_`: how good each was on data held out.
         decoding_: How answers become labels.
@@ -233,7 +239,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         given = self._inputs(x)
         if isinstance(self.domain_, Simplex):
             raise ValueError(
-                "`explain` must be asked about labels, got a problem of one class each"
+                "`explain` must be asked about several labels, got classes that exclude each other"
             )
         if len(given) != 1:
             raise ValueError(f"`x` must be one row, got {len(given)}")
@@ -256,11 +262,22 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
                 )  # fmt: skip
             ways.append(found.y.cpu())
         moves = (ways[0] - ways[1])[:, shown]
+        if self.kind_ == "local":
+            warnings.warn(
+                "labels were decided each for itself (`kind_` is 'local', the best on data held "
+                "out): no label moves another; fit with energy='labels' to see pulls",
+                stacklevel=2,
+            )
         return Influence([known[j] for j in shown], free[shown].numpy(), moves.numpy())
 
     def _read(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
         """Features, and ones and zeros in a column for each label or class."""
         names = getattr(y, "columns", None)
+        if tagged(y):
+            raise ValueError(
+                "`y` must be classes, or 0 and 1 in a column for each label, got lists of labels: "
+                "sklearn.preprocessing.MultiLabelBinarizer makes columns of them"
+            )
         y = y.toarray() if sparse.issparse(y) else y
         X, y = validate_data(  # pyright: ignore
             self, X, y, accept_sparse="csr", dtype=np.float64, multi_output=True,
@@ -404,6 +421,13 @@ def divided(count: int, folds: int, random: Any) -> list[tuple[np.ndarray, np.nd
     """Examples to learn from and the others, for each part of them."""
     parts = np.array_split(random.permutation(count), min(folds, count))
     return [(np.setdiff1d(np.arange(count), out), np.sort(out)) for out in parts]
+
+
+def tagged(y: Any) -> bool:
+    """Whether these are labels of each example, some more, some fewer."""
+    rows = list(y) if isinstance(y, list | tuple) else []
+    sizes = {len(row) for row in rows if isinstance(row, list | tuple)}
+    return any(isinstance(row, set) for row in rows) or len(sizes) > 1
 
 
 def best(scores: dict[str, float], margin: float) -> str:
