@@ -23,10 +23,9 @@ from icnn import report
 from icnn.data import mulan, read_arff
 from icnn.estimators.decoding import choose, f1_examples, f1_labels
 from icnn.estimators.features import Features
-from icnn.estimators.kernel import distances
+from icnn.estimators.kernel import RIDGES, WIDTHS, distances
 from icnn.experiments.statistics import paired_bootstrap
 
-WIDTHS, RIDGES = (0.25, 0.5, 1.0, 2.0, 4.0), (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 Data = tuple[Any, np.ndarray, Any, np.ndarray]
 
 

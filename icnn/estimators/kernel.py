@@ -8,9 +8,10 @@ from scipy import sparse
 from scipy.linalg.blas import dsymm  # pyright: ignore
 from scipy.linalg.lapack import dpotrf, dpotri  # pyright: ignore
 
+from icnn.estimators.features import ROOM
+
 FEW = 2500  # examples, on which parameters are chosen
 ALONE = 64  # rows, for which a full table of all others would take longest
-ROOM = 1e8  # numbers in a table of features
 TABLE = 2e7  # distances at once
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # in units of one over the median squared distance
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
