@@ -13,6 +13,7 @@ from icnn.energies.convexity import check_convexity
 from icnn.energies.energy import Energy
 from icnn.energies.ficnn import FICNN
 from icnn.energies.files import load, save
+from icnn.energies.gaussian import Gaussian
 from icnn.energies.layers import NonNegative, keep_convex, project_
 from icnn.energies.picnn import PICNN
 from icnn.learning.fit import fit
@@ -28,6 +29,7 @@ from icnn.solvers.stream import stream
 
 if TYPE_CHECKING:
     from icnn.estimators.convex_regressor import ConvexRegressor
+    from icnn.estimators.imputer import Imputer
     from icnn.estimators.multi_label_classifier import MultiLabelClassifier
 
 __version__ = "0.1.0"
@@ -42,7 +44,9 @@ __all__ = [
     "ConvPICNN",
     "ConvexRegressor",
     "Energy",
+    "Gaussian",
     "History",
+    "Imputer",
     "LinearProgram",
     "Max",
     "MultiLabelClassifier",
@@ -74,6 +78,7 @@ def __getattr__(name: str) -> Any:
     """Estimators need scikit-learn, which is not needed for all the rest."""
     rooms = {
         "ConvexRegressor": "convex_regressor",
+        "Imputer": "imputer",
         "MultiLabelClassifier": "multi_label_classifier",
     }
     if name in rooms:

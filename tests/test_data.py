@@ -187,3 +187,38 @@ def test_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     server.server_close()
     assert path.read_bytes() == text
     assert files.fetched("a.arff", url, right) == path, "now without a network"
+
+
+@pytest.mark.data
+def test_olivetti(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    faces = icnn.data.olivetti()
+    assert repr(faces) == "Faces(400 pictures of 40 people)"
+    assert faces.images.shape == (400, 64, 64)
+    assert faces.images.dtype == np.uint8
+    assert (faces.images.min(), faces.images.max()) == (0, 242)
+    train, test = faces.split()
+    assert (len(train), len(test)) == (350, 50)
+    assert not set(train.people) & set(test.people)
+    # scikit-learn's copy, as it keeps it once it has fetched it.
+    import joblib
+
+    monkeypatch.setenv("SCIKIT_LEARN_DATA", str(tmp_path))
+    monkeypatch.delenv(files.FOLDER)
+    columns = faces.images.transpose(0, 2, 1).reshape(400, -1)
+    joblib.dump(columns, tmp_path / "olivetti_py3.pkz", compress=6)
+    np.testing.assert_array_equal(icnn.data.olivetti().images, faces.images)
+    joblib.dump(columns // 2, tmp_path / "olivetti_py3.pkz", compress=6)
+    with pytest.raises(ValueError, match="scikit-learn's copy holds other pixels than the Oliv"):
+        icnn.data.olivetti()
+
+
+def test_olivetti_from_a_wrong_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from scipy.io import savemat
+
+    monkeypatch.setenv(files.FOLDER, str(tmp_path))
+    (tmp_path / "olivettifaces.mat").write_text("nothing")
+    with pytest.raises(ValueError, match=r"olivettifaces\.mat must be a MATLAB file"):
+        icnn.data.olivetti()
+    savemat(tmp_path / "olivettifaces.mat", {"faces": np.zeros((4096, 400), dtype=np.uint8)})
+    with pytest.raises(ValueError, match=r"olivettifaces\.mat holds other pixels"):
+        icnn.data.olivetti()

@@ -128,3 +128,31 @@ def test_an_energy_that_only_defines_forward():
 def test_numbers_are_exact_in_every_dtype():
     """0.1 is not rounded to float32 on its way into a float64 energy."""
     torch.testing.assert_close(icnn.Scale(l1, 0.1)(X, Y), 0.1 * l1(X, Y), rtol=1e-15, atol=0)
+
+
+def test_gaussian():
+    mean, factor = torch.rand(2, 5, dtype=torch.float64), torch.rand(7, 10, dtype=torch.float64)
+    energy = icnn.Gaussian(mean, factor)
+    away = (Y - mean).flatten(start_dim=1)
+    expected = 0.5 * torch.einsum("bi,ij,bj->b", away, factor.T @ factor, away)
+    torch.testing.assert_close(energy(X, Y), expected)
+    assert energy.y_shape == (2, 5)
+    assert icnn.check_convexity(energy).proved
+    assert not list(energy.parameters())
+    learned = icnn.Gaussian(nn.Parameter(mean), nn.Parameter(factor))
+    assert len(list(learned.parameters())) == 2
+    assert repr(energy) == "Gaussian(y_shape=(2, 5), rank=7)"
+
+
+@pytest.mark.parametrize(
+    ("mean", "factor", "told"),
+    [
+        (torch.tensor(1.0), torch.eye(1), "`mean` must have the shape of `y`, got a single number"),
+        (torch.zeros(2), torch.eye(3), r"`factor` must have shape \(B, 2\), got \(3, 3\)"),
+        (torch.zeros(2), torch.eye(2).double(), "`factor` must have dtype torch.float32, got"),
+        (torch.zeros(2), 3.0, "`factor` must be a tensor, got float"),
+    ],
+)
+def test_gaussians_that_are_none(mean: Any, factor: Any, told: str):
+    with pytest.raises(ValueError, match=told):
+        icnn.Gaussian(mean, factor)

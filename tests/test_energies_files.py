@@ -119,6 +119,7 @@ P = nn.Parameter
         lambda: icnn.Quadratic(0.5, P(torch.tensor(2.0))),
         lambda: icnn.Quadratic(0.5, torch.tensor(2.0, dtype=torch.float64)),
         lambda: icnn.Quadratic(nn.Linear(DIM_X, DIM_Y, bias=False), 2),
+        lambda: icnn.Gaussian(torch.randn(DIM_Y), P(torch.randn(4, DIM_Y))),
         lambda: icnn.Scale(ficnn(), 0.1),
         lambda: icnn.Scale(ficnn(), torch.tensor(0.1)),
         lambda: icnn.Scale(ficnn(), P(torch.tensor(0.1))),

@@ -31,6 +31,7 @@ def nested(**options) -> icnn.Energy:
         icnn.Quadratic(net, nn.Parameter(torch.rand(DIM_Y))),
         icnn.Quadratic(0.5, 2.0),
         icnn.Quadratic(nn.Parameter(torch.rand(DIM_Y))),
+        icnn.Gaussian(nn.Parameter(torch.rand(DIM_Y)), torch.rand(3, DIM_Y)),
         icnn.PICNN(DIM_X, DIM_Y, (8,), **options),
     )
 

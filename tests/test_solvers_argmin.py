@@ -324,3 +324,22 @@ def test_classes_and_words_are_no_solvers_and_no_domains(energy):
         icnn.argmin(bowl, None, Box(), start=torch.rand(5, 3).half())
     with raises("`high` - `low` must be finite"):
         Box(-1e308, 1e308)
+
+
+@pytest.mark.parametrize("solver", [icnn.BundleEntropy(), icnn.Bundle(), icnn.ProjectedGradient()])
+def test_tensors_may_lie_in_memory_as_they_like(solver: Any):
+    """A data frame's columns are one after the other, and so are those of what is made from it."""
+    entropy = float(isinstance(solver, icnn.BundleEntropy))
+    energy = icnn.Sum(icnn.FICNN(4, (8,)), icnn.Quadratic(nn.Identity(), torch.rand(4))).double()
+    x, start = (torch.rand(4, 9, dtype=torch.float64).T for _ in range(2))
+    mask, values = (torch.rand(4, 9).T > 0.7), torch.rand(4, 9, dtype=torch.float64).T
+    low = -torch.rand(4, 9, dtype=torch.float64).T
+    about = {"entropy": entropy, "solver": solver}
+    found, other = (
+        icnn.argmin(
+            energy, form(x), icnn.Box(form(low), 1.0), start=form(start),
+            fixed=(form(mask), form(values)), **about,
+        ).y
+        for form in (lambda t: t, torch.Tensor.contiguous)
+    )  # fmt: skip
+    assert torch.equal(found, other)

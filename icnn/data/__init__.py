@@ -2,5 +2,6 @@
 
 from icnn.data.arff import MultiLabel, read_arff
 from icnn.data.mulan import mulan
+from icnn.data.olivetti import Faces, olivetti
 
-__all__ = ["MultiLabel", "mulan", "read_arff"]
+__all__ = ["Faces", "MultiLabel", "mulan", "olivetti", "read_arff"]

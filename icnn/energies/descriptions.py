@@ -17,6 +17,7 @@ from icnn.energies.compose import Max, Quadratic, Scale, Score, Sum
 from icnn.energies.conv import ConvPICNN
 from icnn.energies.convexify import Convexified
 from icnn.energies.ficnn import FICNN
+from icnn.energies.gaussian import Gaussian
 from icnn.energies.layers import NonNegative
 from icnn.energies.picnn import PICNN
 
@@ -31,6 +32,7 @@ ENERGIES: Table = {
     Convexified: "module y_shape positivity",
     Score: "net",
     Quadratic: "center weight",
+    Gaussian: "mean factor",
     Sum: "energies",
     Max: "energies",
     Scale: "energy c",
@@ -209,7 +211,7 @@ def argument(where: str, name: str, value: Any, table: Table, way: Way) -> Any:
             return {key: way.part(f"{where}.{key}", part, table) for key, part in parts}
         case "activation" | "x_activation":
             return way.activation(where, value)
-        case "center" | "weight" | "c":
+        case "center" | "weight" | "c" | "mean" | "factor":
             return way.value(where, value)
     return plain(where, name, value, table)
 

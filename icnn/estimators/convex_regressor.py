@@ -17,6 +17,7 @@ from icnn.checks import check_count, check_device, check_number, check_widths
 from icnn.energies.ficnn import FICNN
 from icnn.energies.monotone import check_monotone
 from icnn.energies.picnn import PICNN
+from icnn.estimators.names import NamedColumns
 from icnn.estimators.threads import threads
 from icnn.learning.batches import batches
 from icnn.learning.fit import fit
@@ -29,7 +30,7 @@ Array = NDArray[np.floating[Any]]
 ArrayLike = Any  # as scikit-learn takes it: arrays, data frames, lists
 
 
-class ConvexRegressor(RegressorMixin, BaseEstimator):
+class ConvexRegressor(NamedColumns, RegressorMixin, BaseEstimator):
     """Least squares among convex functions: `f(y)`, or `f(x, y)` convex in `y` for each `x`.
 
     A `FICNN` or `PICNN` is fitted to values, so that the result is convex whatever the data are,
@@ -279,25 +280,6 @@ class ConvexRegressor(RegressorMixin, BaseEstimator):
         scaled = torch.from_numpy((X - self.mean_) / self.scale_).float().to(self.device)
         y = scaled[:, self.y_columns_]
         return [scaled[:, self.x_columns_], y] if len(self.x_columns_) else [y]
-
-    def _place(self, argument: str, column: Any) -> int:
-        """The number of a column that is given by number or name."""
-        names, count = list(getattr(self, "feature_names_in_", ())), self.n_features_in_
-        if isinstance(column, str):
-            if column in names:
-                return names.index(column)
-            had = f"columns of X, {names}" if names else "numbers, as X had no names in `fit`"
-            raise ValueError(f"`{argument}` must be {had}, got {column!r}")
-        if isinstance(column, bool | np.bool_) or not isinstance(column, int | np.integer):
-            raise ValueError(f"`{argument}` must be numbers or names of columns, got {column!r}")
-        if not -count <= column < count:
-            raise ValueError(f"`{argument}` must be columns of X, which has {count}, got {column}")
-        return int(column) % count
-
-    def _name(self, place: int) -> str:
-        """What messages call a column."""
-        names = getattr(self, "feature_names_in_", None)
-        return f"column {place}" if names is None else repr(str(names[place]))
 
     def _bound(self, argument: str, end: Any, usual: Array, rows: int) -> Tensor:
         """A bound for each row and column."""

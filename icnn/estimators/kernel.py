@@ -1,6 +1,6 @@
 """Least squares with a Gaussian kernel: what it says of examples, and would say without them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ class Kernel:
         score: Of answers and labels, to choose by.
         random: What to draw examples from, where there are many.
         few: On how many of them parameters are chosen.
+        ridges: What is added to the diagonal, one of them.
 
     Attributes:
         held_out: What it would say of each example from all others (but for the mean of labels,
@@ -34,7 +35,7 @@ class Kernel:
 
     def __init__(
         self, X: Any, Y: np.ndarray, score: Callable[[np.ndarray, np.ndarray], float],
-        random: np.random.RandomState, few: int = FEW,
+        random: np.random.RandomState, few: int = FEW, ridges: Sequence[float] = RIDGES,
     ):  # fmt: skip
         self.X, self.mean = X, Y.mean(axis=0)
         rows = np.sort(random.permutation(len(Y))[:few])
@@ -42,10 +43,10 @@ class Kernel:
         other = apart[apart > 1e-9 * apart.max()]  # twins say nothing of how far examples lie apart
         unit = 1 / float(np.median(other)) if len(other) else 1.0
         best = -np.inf
-        self.width, ridge = unit, RIDGES[0]
+        self.width, ridge = unit, ridges[0]
         for width in WIDTHS:
             near = np.exp(-width * unit * apart)
-            for own in RIDGES:
+            for own in ridges:
                 worth = score(self._solved(near.copy("F"), some, own)[1], some)
                 if worth > best:
                     best, self.width, ridge = worth, width * unit, own
@@ -53,18 +54,15 @@ class Kernel:
             apart = distances(X, X)
         near = np.asfortranarray(np.exp(-self.width * apart))
         self.weights, self.held_out = self._solved(near, Y, ridge)
-        # Where answers above 1 are common, cutting them off would lose which label comes first.
-        self.most = max(1.0, float(np.quantile(self.held_out.max(axis=1), 0.99)))
-        self.held_out = self.held_out / self.most
 
     def __call__(self, X: Any) -> np.ndarray:
-        """Scores, about between 0 and 1."""
+        """What it says of other examples."""
         step = max(1, int(TABLE / len(self.weights)))
         parts = [
             np.exp(-self.width * distances(X[i : i + step], self.X)) @ self.weights
             for i in range(0, X.shape[0], step)
         ]
-        return (self.mean + np.concatenate(parts)) / self.most
+        return self.mean + np.concatenate(parts)
 
     def _solved(
         self, near: np.ndarray, Y: np.ndarray, ridge: float
@@ -81,6 +79,19 @@ class Kernel:
         inverse, _ = dpotri(factor, lower=True, overwrite_c=True)
         weights = dsymm(1.0, inverse, Y - self.mean, lower=True)
         return weights, Y - weights / inverse.diagonal()[:, None]
+
+
+class LabelKernel(Kernel):
+    """The same for labels: scores about between 0 and 1."""
+
+    def __init__(self, *about: Any, **options: Any):
+        super().__init__(*about, **options)
+        # Where answers above 1 are common, cutting them off would lose which label comes first.
+        self.most = max(1.0, float(np.quantile(self.held_out.max(axis=1), 0.99)))
+        self.held_out = self.held_out / self.most
+
+    def __call__(self, X: Any) -> np.ndarray:
+        return super().__call__(X) / self.most
 
 
 def distances(a: Any, b: Any) -> np.ndarray:

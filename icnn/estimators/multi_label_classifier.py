@@ -23,7 +23,7 @@ from icnn.energies.picnn import PICNN
 from icnn.estimators.decoding import METRICS, Decoding, choose, worth
 from icnn.estimators.features import Features, tensor
 from icnn.estimators.influence import Influence
-from icnn.estimators.kernel import Kernel
+from icnn.estimators.kernel import LabelKernel
 from icnn.estimators.label_energy import (
     EXPLANATION,
     answers,
@@ -330,7 +330,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
                 self.networks_.append(net)
         if kernel:
             done("scores of a kernel")
-            self.kernel_ = Kernel(X, Y.astype(np.float64), self._worth, random)
+            self.kernel_ = LabelKernel(X, Y.astype(np.float64), self._worth, random)
             found["kernel"] = unbounded(self.kernel_.held_out)
         if len(found) == 2:
             found["both"] = (found["networks"] + found["kernel"]) / 2

@@ -18,7 +18,7 @@ from icnn.data import MultiLabel
 from icnn.estimators.decoding import Decoding, choose, f1_examples, worth
 from icnn.estimators.features import Features
 from icnn.estimators.influence import Influence
-from icnn.estimators.kernel import Kernel
+from icnn.estimators.kernel import LabelKernel
 from icnn.estimators.label_energy import (
     PREDICTION,
     TRAINING,
@@ -239,7 +239,7 @@ def by_kernel(train: MultiLabel, test: MultiLabel, seed: int) -> Answers:
     x, x_test = features(train.X), features(test.X)
     by = partial(worth, metric="examples")
     random, all_of_them = np.random.RandomState(seed), len(train.Y)
-    machine = Kernel(x, train.Y.astype(float), by, random, few=all_of_them)
+    machine = LabelKernel(x, train.Y.astype(float), by, random, few=all_of_them)
     return Answers(machine.held_out, train.Y, machine(x_test), time.perf_counter() - since)
 
 

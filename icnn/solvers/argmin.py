@@ -104,7 +104,8 @@ def argmin(
         # A point that is outside by rounding would be better than the best one inside.
         begin = domain.project(begin.double()).to(like.dtype)
     learn = torch.is_grad_enabled()
-    begin = (begin if gradient == "unroll" else begin.detach()).clone()
+    begin = begin if gradient == "unroll" else begin.detach()
+    begin = begin.clone(memory_format=torch.contiguous_format)  # compiled steps read its memory
     x = pytree.tree_map_only(Tensor, lambda t: widened(t, like.dtype), x)
     with torch.inference_mode(False), torch.set_grad_enabled(learn), precise(like):
         # Once, and with its graph: dropout masks are the same in the search and in its gradient.
@@ -132,7 +133,11 @@ def separated(problem: Problem, f: EnergyAt, start: Tensor | None) -> Problem:
     if found is None:
         return problem
     rest, domain = found
-    begin = problem.start if start is None else domain.center(start).detach().clone()
+    begin = (
+        problem.start
+        if start is None
+        else domain.center(start).detach().clone(memory_format=torch.contiguous_format)
+    )
     return replace(problem, energy=Watched(rest), domain=domain, entropy=1.0, start=begin)
 
 

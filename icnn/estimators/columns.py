@@ -1,0 +1,108 @@
+"""What is likely in the gaps of a table: a Gaussian, and machines that mend its answers."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from sklearn.ensemble import ExtraTreesRegressor
+from torch import Tensor
+
+from icnn.estimators.gaussian import TABLE, Given, fit_gaussian, given
+from icnn.estimators.kernel import Kernel
+
+ROWS = 2000  # to learn from, of larger tables
+FEW = 400  # of them, on which a kernel's parameters are chosen
+LEAST = 10  # known values of a column, to learn more of it than its Gaussian
+HIDDEN = 0.3  # of a table without gaps, to learn what to do where there are some
+COMPLETE = 0.01  # missing values are fewer in a table that counts as one without
+RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+PULL = 10.0  # the weight of the answers beside the Gaussian's own, in units of its precision
+
+
+class Columns:
+    """A Gaussian of all columns, and for each column what can be said beyond its mean there.
+
+    For each known value the Gaussian tells a mean from all other known values of its row. A kernel
+    machine and trees learn what is left from the row as it would be filled without that value:
+    that is what they see where it is missing.
+
+    Args:
+        Z: Standardised columns; numbers count where
+        known: says so.
+        random: What to draw from.
+        done: Told the name of each part as it begins.
+
+    Attributes:
+        mean: Of the Gaussian, and
+        factor: of its precision, for `icnn.Gaussian`.
+        weight: Of the answers, for `icnn.Quadratic`.
+    """
+
+    def __init__(
+        self, Z: np.ndarray, known: np.ndarray, random: np.random.RandomState,
+        done: Callable[[str], None],
+    ):  # fmt: skip
+        rows = np.sort(random.permutation(len(Z))[:ROWS])
+        Z, known = Z[rows], known[rows]
+        done("a Gaussian")
+        seen = known
+        if not (~known).mean() > COMPLETE:
+            seen = known & (random.uniform(size=known.shape) > HIDDEN)
+        self.gaussian = fit_gaussian(torch.from_numpy(Z), torch.from_numpy(known))
+        self.mean = self.gaussian[0].numpy()
+        precision = np.linalg.inv(self.gaussian[1].numpy())
+        self.factor = np.linalg.cholesky(precision).T
+        found = self._given(Z, seen)
+        self.machines: list[Machine | None] = []
+        self.weight = np.ones(Z.shape[1])
+        for j in range(Z.shape[1]):
+            done(f"column {j + 1}")
+            own = torch.from_numpy(np.flatnonzero(known[:, j]))
+            self.weight[j] = PULL / float(found.variance[own, j].mean())
+            rest = Z[known[:, j], j] - found.alone[own, j].numpy()
+            enough = len(own) >= LEAST and rest.std() > 1e-6
+            features = found.without(own, j).numpy()
+            self.machines.append(Machine(features, rest, random) if enough else None)
+
+    def __call__(self, Z: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """Rows with an answer in each gap."""
+        filled = self._given(Z, known).filled.numpy()
+        answers = filled.copy()
+        for j, machine in enumerate(self.machines):
+            gaps = ~known[:, j]
+            if machine is not None and gaps.any():
+                answers[gaps, j] += machine(filled[gaps])
+        return answers
+
+    def _given(self, Z: np.ndarray, known: np.ndarray) -> Given:
+        """What the Gaussian says; many rows in parts."""
+        step = max(1, int(TABLE / Z.shape[1] ** 2))
+        parts = [
+            given(torch.from_numpy(Z[i : i + step]), torch.from_numpy(known[i : i + step]),
+                  *self.gaussian)
+            for i in range(0, len(Z), step)
+        ]  # fmt: skip
+        return Given(*(joined([getattr(p, n) for p in parts]) for n in Given.__annotations__))
+
+
+class Machine:
+    """The mean of a kernel machine and of trees."""
+
+    def __init__(self, X: np.ndarray, y: np.ndarray, random: np.random.RandomState):
+        self.kernel = Kernel(X, y[:, None], worth, random, FEW, RIDGES)
+        self.trees = ExtraTreesRegressor(
+            50, min_samples_leaf=3, max_features=0.5, random_state=random.randint(2**31)
+        ).fit(X, y)
+
+    def __call__(self, X: np.ndarray) -> np.ndarray:
+        return (self.kernel(X)[:, 0] + self.trees.predict(X)) / 2
+
+
+def worth(answers: np.ndarray, true: np.ndarray) -> float:
+    """Of a kernel's answers: the less they are wrong, the more."""
+    return -float(np.square(answers - true).mean())
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Of rows."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

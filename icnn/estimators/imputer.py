@@ -1,0 +1,188 @@
+"""Missing values: those that are most likely given the rest of their row."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+
+from icnn.checks import check_device
+from icnn.energies.compose import Quadratic, Sum
+from icnn.energies.gaussian import Gaussian
+from icnn.estimators.columns import Columns
+from icnn.estimators.gaussian import most_likely
+from icnn.estimators.names import NamedColumns
+from icnn.learning.progress import parts_done
+from icnn.solvers.argmin import argmin
+from icnn.solvers.bundle import Bundle
+from icnn.solvers.domains import Box
+from icnn.solvers.solution import Solution
+
+Array = NDArray[np.floating[Any]]
+ArrayLike = Any  # as scikit-learn takes it: arrays, data frames, lists
+
+ROWS = 4096  # answered at once
+
+
+class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Fill in missing values (NaN) by minimising an energy over them, whichever they are.
+
+        f(x, y) = |factor (y - mean)|^2 / 2 + sum(weight (y - x)^2) / 2
+
+    over rows `y`, whose known values are given. The first term is a Gaussian of all columns, fitted
+    to rows with gaps; it couples the values that are missing. In the second, `x` are answers to
+    each missing value by machines that learn what the Gaussian leaves over: a kernel and trees. The
+    sum is convex; its minimum within the range that each column had is found with a certificate.
+
+    Args:
+        binary: Columns that hold two values, by number or name, or "auto" for all that do: what is
+            missing there becomes one of the two. Elsewhere any number in the range may come.
+        device: Where to minimise, as PyTorch calls it.
+        random_state: A seed, for the same result again.
+        progress: Whether a bar shows how far `fit` is.
+
+    Attributes:
+        energy_: The energy, of standardised rows.
+        low_: The least value of each column in `fit`, and `high_` the largest: answers lie between.
+        binary_: Which columns hold two values.
+
+    Examples:
+        >>> X = np.random.default_rng(0).normal(size=(100, 1)) @ [[1.0, 2.0, -1.0]]
+        >>> X[0, 1] = np.nan
+        >>> filled = icnn.Imputer(random_state=0).fit_transform(X)
+        >>> bool(abs(filled[0, 1] - 2 * X[0, 0]) < 0.1)
+        True
+    """
+
+    energy_: Sum
+    n_features_in_: int
+
+    def __init__(
+        self,
+        *,
+        binary: Sequence[int | str] | str = (),
+        device: str = "cpu",
+        random_state: Any = None,
+        progress: bool = False,
+    ):
+        self.binary = binary
+        self.device = device
+        self.random_state = random_state
+        self.progress = progress
+
+    def fit(self, X: ArrayLike, y: Any = None) -> "Imputer":
+        """Learn from rows, with gaps or without.
+
+        Args:
+            X: Rows of numbers; NaN is a gap.
+            y: Ignored.
+        """
+        self.device_ = check_device("device", self.device)
+        X = self._read(X, reset=True)
+        known = ~np.isnan(X)
+        empty = np.flatnonzero(~known.any(axis=0))
+        if len(empty):
+            raise ValueError(
+                f"`X` must have a value in each column, got none in {self._name(int(empty[0]))}: "
+                "drop it"
+            )
+        self.low_, self.high_ = np.nanmin(X, axis=0), np.nanmax(X, axis=0)
+        self.mean_, self.scale_ = np.nanmean(X, axis=0), np.nanstd(X, axis=0)
+        flat = self.scale_ <= 1e-12 * (1 + np.abs(self.mean_))
+        self.scale_[flat] = 1.0
+        self.binary_ = self._two_valued(X, known)
+        random = check_random_state(self.random_state)
+        with parts_done(self.progress, X.shape[1] + 1) as done:
+            self.model_ = Columns(self._standardised(X), known, random, done)
+        parts = (torch.from_numpy(part) for part in (self.model_.mean, self.model_.factor))
+        pull = Quadratic(nn.Identity(), torch.from_numpy(self.model_.weight))
+        self.energy_ = Sum(Gaussian(*parts), pull).to(self.device_)
+        return self
+
+    def transform(self, X: ArrayLike) -> Array:
+        """Rows without gaps: what was known stays as it was, to the bit."""
+        check_is_fitted(self)
+        X = self._read(X)
+        gaps = np.isnan(X)
+        if not gaps.any():
+            return X
+        filled = self._solved(X).y.numpy()
+        for j in np.flatnonzero(self.binary_):
+            middle = (self.low_[j] + self.high_[j]) / 2
+            filled[:, j] = np.where(filled[:, j] > middle, self.high_[j], self.low_[j])
+        return np.where(gaps, filled, X)
+
+    def solve(self, X: ArrayLike) -> Solution:
+        """The answers with their certificates: `y` in units of the data, the rest as of `energy_`.
+
+        Where nothing is missing, there are no steps and the gap is 0.
+        """
+        check_is_fitted(self)
+        return self._solved(self._read(X))
+
+    def _solved(self, X: Array) -> Solution:
+        return Solution.joined([self._part(X[i : i + ROWS]) for i in range(0, len(X), ROWS)])
+
+    def _part(self, X: Array) -> Solution:
+        known, Z = ~np.isnan(X), self._standardised(X)
+        low, high = ((end - self.mean_) / self.scale_ for end in (self.low_, self.high_))
+        wide = np.where(high > low, high, low + 1)  # a column of one value has it as its mean too
+        center = self.model_(Z, known)
+        factor = self.model_.factor
+        start = most_likely(
+            Z, known, self.model_.mean, factor.T @ factor, center, self.model_.weight, low, wide
+        )
+        given, x, first, *ends = (
+            torch.from_numpy(part).to(self.device_) for part in (Z, center, start, low, wide)
+        )
+        mask = torch.from_numpy(known).to(self.device_)
+        with torch.no_grad():
+            found = argmin(
+                self.energy_, x, Box(*ends), entropy=0, solver=Bundle(), start=first,
+                fixed=(mask, given),
+            ).to("cpu")  # fmt: skip
+        y = np.clip(found.y.numpy() * self.scale_ + self.mean_, self.low_, self.high_)
+        return replace(found, y=torch.from_numpy(np.where(known, X, y)))
+
+    def _read(self, X: Any, reset: bool = False) -> Array:
+        return validate_data(  # pyright: ignore
+            self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan",
+            ensure_min_samples=2 if reset else 1,
+        )  # fmt: skip
+
+    def _standardised(self, X: Array) -> Array:
+        """Gaps become zeros."""
+        return np.nan_to_num((X - self.mean_) / self.scale_, nan=0.0)
+
+    def _two_valued(self, X: Array, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which columns hold two values: the named ones must."""
+        ends = np.equal(X, self.low_) | np.equal(X, self.high_)
+        two = (ends | ~known).all(axis=0) & (self.low_ < self.high_)
+        if isinstance(self.binary, str):
+            if self.binary != "auto":
+                got = f"{self.binary!r}: try [{self.binary!r}]"
+                raise ValueError(f"`binary` must be a list of columns or 'auto', got {got}")
+            return two
+        if not isinstance(self.binary, Iterable):
+            raise ValueError(f"`binary` must be a list of columns or 'auto', got {self.binary!r}")
+        found = np.zeros(X.shape[1], dtype=bool)
+        for column in self.binary:
+            place = self._place("binary", column)
+            if not two[place]:
+                raise ValueError(
+                    f"`binary` must name columns of two values, got {self._name(place)} with "
+                    f"{len(np.unique(X[known[:, place], place]))}"
+                )
+            found[place] = True
+        return found
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
