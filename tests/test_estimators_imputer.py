@@ -13,13 +13,16 @@ from hypothesis import given as suppose
 from hypothesis import settings
 from hypothesis import strategies as st
 from sklearn.base import clone
-from sklearn.datasets import load_wine
+from sklearn.datasets import load_digits, load_wine
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import icnn
+from icnn.estimators import local_machines
 from icnn.estimators.gaussian import PRIOR, fit_gaussian, given, most_likely
+from icnn.estimators.local_machines import Machines, Taste
+from icnn.estimators.pixels import Pixels
 
 
 @parametrize_with_checks([icnn.Imputer(random_state=0)])
@@ -27,13 +30,16 @@ def test_scikit_learn(estimator: Any, check: Any):
     check(estimator)
 
 
+NOISE = 0.6
+
+
 def table(rows: int = 80, columns: int = 5, gaps: float = 0.3, seed: int = 0) -> np.ndarray:
     """Rows of two factors and some noise."""
     random = np.random.default_rng(seed)
     X = random.normal(size=(rows, 2)) @ random.normal(size=(2, columns))
-    X += 0.2 * random.normal(size=X.shape)
+    X = 10 + 3 * X + NOISE * random.normal(size=X.shape)
     X[random.uniform(size=X.shape) < gaps] = np.nan
-    return 3 * X + 10
+    return X
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +123,10 @@ def test_answers_are_the_minimum_of_the_energy(fitted: icnn.Imputer):
         value = float(problem.value)  # pyright: ignore
         assert float(found.lower[i]) <= value + 1e-6 * max(1, value)
         assert float(found.value[i]) == pytest.approx(value, rel=1e-5, abs=1e-5)
-        expected = np.asarray(y.value) * fitted.scale_ + fitted.mean_
+        best = np.asarray(y.value)
+        expected = best * fitted.scale_ + fitted.mean_
         np.testing.assert_allclose(found.y[i].numpy(), expected, atol=0.02)
-        held += sum(min(abs(float(y.value[j]) - end[j]) for end in ends) < 1e-4 for j in gaps)
+        held += sum(min(abs(float(best[j]) - end[j]) for end in ends) < 1e-4 for j in gaps)
     assert held, "some bound was reached"
 
 
@@ -147,7 +154,8 @@ def test_better_than_a_gaussian_and_than_means():
     holes = np.where(gaps, np.nan, X)
     model = icnn.Imputer(random_state=0).fit(holes)
     Z = model._standardised(holes)
-    gaussian = model.model_._given(Z, ~gaps).filled.numpy() * model.scale_ + model.mean_
+    columns: Any = model.model_
+    gaussian = columns._given(Z, ~gaps).filled.numpy() * model.scale_ + model.mean_
 
     def error(filled: np.ndarray) -> float:
         return float(np.sqrt(np.square((filled - X) / X.std(axis=0))[gaps].mean()))
@@ -182,7 +190,7 @@ def test_learns_from_complete_rows():
     holes = whole.copy()
     holes[::2, 1] = np.nan
     wrong = model.transform(holes)[::2, 1] - whole[::2, 1]
-    assert np.abs(wrong).mean() < 0.5 * whole[:, 1].std()
+    assert np.sqrt(np.square(wrong).mean()) < 1.3 * NOISE
 
 
 def test_data_frames_and_two_valued_columns():
@@ -247,3 +255,167 @@ def test_columns_that_say_nothing():
     filled = icnn.Imputer(random_state=0).fit_transform(X)
     np.testing.assert_array_equal(filled[:, 1], 7.0)
     np.testing.assert_array_equal(filled[:, 2], X[0, 2])
+
+
+DIGITS = load_digits().images[:240]  # pyright: ignore
+SHAPE = (8, 8)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> icnn.Imputer:
+    return icnn.Imputer(image_shape=SHAPE, random_state=0).fit(DIGITS[:200])
+
+
+def masks() -> dict[str, np.ndarray]:
+    """Gaps of kinds on which nothing was chosen, and of one on which it was."""
+    random = np.random.default_rng(0)
+    box, scribble = np.zeros(SHAPE, dtype=bool), np.zeros(SHAPE, dtype=bool)
+    box[2:6, 3:7] = True
+    scribble[np.arange(8), np.abs(np.arange(8) - 4)] = True
+    scribble[3] = True
+    half = np.broadcast_to(np.arange(8)[:, None] >= 4, SHAPE)
+    return {
+        "half": half,
+        "box": box,
+        "scribble": scribble,
+        "dots": random.uniform(size=SHAPE) < 0.6,
+    }
+
+
+@pytest.mark.parametrize("name", masks())
+def test_pictures_with_any_gaps(pictures: icnn.Imputer, name: str):
+    gaps = np.broadcast_to(masks()[name], (40, *SHAPE))
+    true = DIGITS[200:]
+    holes = np.where(gaps, np.nan, true)
+    filled = pictures.transform(holes)
+    assert filled.shape == holes.shape
+    np.testing.assert_array_equal(filled[~gaps], true[~gaps])
+    assert filled.min() >= 0
+    assert filled.max() <= 16
+    found = pictures.solve(holes)
+    assert bool(found.converged.all())
+    np.testing.assert_array_equal(found.y.numpy().reshape(holes.shape), filled)
+    mean = np.broadcast_to(DIGITS[:200].mean(axis=0), true.shape)
+    wrong, usual = (np.square(part - true)[gaps].mean() for part in (filled, mean))
+    assert wrong < 0.6 * usual
+    rows = pictures.transform(holes.reshape(40, -1))
+    np.testing.assert_array_equal(rows, filled.reshape(40, -1))
+
+
+def test_pictures_do_not_depend_on_others(pictures: icnn.Imputer):
+    random = np.random.default_rng(1)
+    holes = np.where(random.uniform(size=(6, *SHAPE)) < 0.5, np.nan, DIGITS[200:206])
+    whole = pictures.transform(holes)
+    for i in (0, 5):
+        np.testing.assert_allclose(pictures.transform(holes[[i]])[0], whole[i], atol=1e-3)
+
+
+def test_a_picture_without_any_pixel_and_one_with_all(pictures: icnn.Imputer):
+    both = np.stack([np.full(SHAPE, np.nan), DIGITS[200]])
+    filled = pictures.transform(both)
+    assert np.isfinite(filled).all()
+    np.testing.assert_array_equal(filled[1], DIGITS[200])
+
+
+def test_pictures_with_colours_and_with_gaps_in_training():
+    random = np.random.default_rng(0)
+    tint = random.uniform(0.3, 1, size=(60, 1, 1, 3))
+    images = DIGITS[:60, ::2, ::2, None] * tint
+    images[random.uniform(size=images.shape) < 0.1] = np.nan
+    model = icnn.Imputer(image_shape=(4, 4, 3), random_state=0).fit(images)
+    holes = images[:9].copy()
+    holes[:, 2:] = np.nan
+    assert np.isfinite(model.transform(holes)).all()
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_machines_are_gaussian_processes(symmetric: bool):
+    """Against the same written down plainly: distances of pictures less a share of their level."""
+    torch.manual_seed(0)
+    shape, count = (6, 6, 1), 9
+    whole = torch.rand(count, 36)
+    examples = (
+        torch.cat([whole, whole.reshape(-1, 6, 6).flip(2).flatten(1)]) if symmetric else whole
+    )
+    machines = Machines(examples, 1, symmetric, shape)
+    known = torch.arange(36).reshape(6, 6)[:, :] < 24
+    known = known.flatten()
+    given_pixels, taste = torch.rand(4, 24), Taste(0.5, 0.6, 2.0, 0.2)
+    found = machines(known, given_pixels, taste)
+    both = torch.cat([examples[:, known], given_pixels]).double()
+    seen, n = machines.places[known], len(examples)
+    grid = both.reshape(-1, 4, 6)
+    slopes = (
+        torch.cat(
+            [
+                (grid[:, 2:] - grid[:, :-2]).flatten(1),
+                (grid[:, :, 2:] - grid[:, :, :-2]).flatten(1),
+            ],
+            dim=1,
+        )
+        / 2
+    )
+    spots = seen.reshape(4, 6, 2)
+    middles = torch.cat(
+        [
+            ((spots[2:] + spots[:-2]) / 2).reshape(-1, 2),
+            ((spots[:, 2:] + spots[:, :-2]) / 2).reshape(-1, 2),
+        ]
+    )
+
+    def weights(places: torch.Tensor, center: torch.Tensor) -> torch.Tensor:
+        def bump(to: torch.Tensor) -> torch.Tensor:
+            away = (places - to).norm(dim=1)
+            reach = 1 + local_machines.FARTHER * float(away.min())
+            b = torch.exp(-(places - places[away.argmin()]).square().sum(dim=1) / (2 * reach**2))
+            return b / b.sum()
+
+        w = bump(center)
+        if symmetric:
+            w = 0.6 * w + 0.4 * bump(torch.stack([center[0], 5 - center[1]]))
+        w = torch.where(w > 1e-2 * w.max(), w, 0.0)
+        return (w / w.sum() + taste.everywhere / len(w)) / (1 + taste.everywhere)
+
+    for block in machines._blocks(known):
+        center = machines.places[block.pixels].mean(dim=0)
+        w, ws = weights(seen, center), weights(middles, center)
+        level = both @ w
+        rows = (both - taste.level * level[:, None]) * w.sqrt()
+        steep = taste.steepness * slopes * ws.sqrt()
+        D = torch.cdist(torch.cat([rows, steep], 1), torch.cat([rows, steep], 1)[:n]).square()
+        K = torch.exp(-(2 * local_machines.WIDTH * D / D[:500].median()).sqrt())
+        target = examples[:, block.pixels].double() - taste.level * level[:n, None]
+        noise = taste.ridge * torch.tensor([1.0] * count + [local_machines.MORE] * count)[:n]
+        weight = torch.linalg.solve(K[:n] + torch.diag(noise), target - target.mean(dim=0))
+        expected = K[n:] @ weight + target.mean(dim=0) + taste.level * level[n:, None]
+        torch.testing.assert_close(
+            found[:, block.pixels - 24].double(), expected, atol=2e-3, rtol=0
+        )
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_what_covariances_are_multiplied_with_keeps_them_such(symmetric: bool):
+    model = icnn.Imputer(image_shape=SHAPE, symmetric=symmetric).fit(DIGITS[:30]).model_
+    assert isinstance(model, Pixels)
+    assert float(torch.linalg.eigvalsh(model._taper()).min()) > -1e-9
+
+
+BAD_PICTURES = [
+    ({"image_shape": (8,)}, DIGITS, {}, "`image_shape` must be (height, width) or"),
+    ({"image_shape": (80, 80)}, DIGITS, {}, "with at most 5000 numbers, got (80, 80)"),
+    ({"image_shape": "eight"}, DIGITS, {}, "`image_shape` must be a non-empty sequence"),
+    ({"image_shape": (8, 9)}, DIGITS, {}, "`X` must be pictures of shape (8, 9), (n, 8, 9) or"),
+    ({"image_shape": SHAPE}, DIGITS[0], {}, "got (8, 8)"),
+    ({"image_shape": SHAPE}, DIGITS, {"groups": [1, 2]}, "`groups` must be 240 names or numbers"),
+]
+
+
+@pytest.mark.parametrize(("options", "images", "more", "told"), BAD_PICTURES)
+def test_bad_pictures(options: Any, images: np.ndarray, more: Any, told: str):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        icnn.Imputer(**options).fit(images, **more)
+
+
+def test_a_picture_of_the_wrong_size(pictures: icnn.Imputer):
+    with pytest.raises(ValueError, match=re.escape("(n, 8, 8) or (n, 64), got (2, 9, 9)")):
+        pictures.transform(np.zeros((2, 9, 9)))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from sklearn.ensemble import ExtraTreesRegressor
+from sklearn.model_selection import KFold, cross_val_predict
 from torch import Tensor
 
 from icnn.estimators.gaussian import TABLE, Given, fit_gaussian, given
@@ -22,9 +23,9 @@ PULL = 10.0  # the weight of the answers beside the Gaussian's own, in units of 
 class Columns:
     """A Gaussian of all columns, and for each column what can be said beyond its mean there.
 
-    For each known value the Gaussian tells a mean from all other known values of its row. A kernel
-    machine and trees learn what is left from the row as it would be filled without that value:
-    that is what they see where it is missing.
+    For each known value the Gaussian tells a mean from all other known values of its row. From the
+    row as it would be filled without that value, which is what they see where it is missing, a
+    kernel machine learns what that mean leaves over, and trees learn the value.
 
     Args:
         Z: Standardised columns; numbers count where
@@ -59,10 +60,9 @@ class Columns:
             done(f"column {j + 1}")
             own = torch.from_numpy(np.flatnonzero(known[:, j]))
             self.weight[j] = PULL / float(found.variance[own, j].mean())
-            rest = Z[known[:, j], j] - found.alone[own, j].numpy()
-            enough = len(own) >= LEAST and rest.std() > 1e-6
-            features = found.without(own, j).numpy()
-            self.machines.append(Machine(features, rest, random) if enough else None)
+            values, rows = Z[known[:, j], j], found.without(own, j).numpy()
+            enough = len(own) >= LEAST and np.std(values - rows[:, j]) > 1e-6
+            self.machines.append(Machine(rows, values, j, random) if enough else None)
 
     def __call__(self, Z: np.ndarray, known: np.ndarray) -> np.ndarray:
         """Rows with an answer in each gap."""
@@ -71,7 +71,7 @@ class Columns:
         for j, machine in enumerate(self.machines):
             gaps = ~known[:, j]
             if machine is not None and gaps.any():
-                answers[gaps, j] += machine(filled[gaps])
+                answers[gaps, j] = machine(filled[gaps])
         return answers
 
     def _given(self, Z: np.ndarray, known: np.ndarray) -> Given:
@@ -86,16 +86,30 @@ class Columns:
 
 
 class Machine:
-    """The mean of a kernel machine and of trees."""
+    """A kernel machine, added to what column `j` of a row says already, and trees.
 
-    def __init__(self, X: np.ndarray, y: np.ndarray, random: np.random.RandomState):
-        self.kernel = Kernel(X, y[:, None], worth, random, FEW, RIDGES)
-        self.trees = ExtraTreesRegressor(
+    The first is better where columns are smooth functions of others, trees where rows are of
+    several kinds. How much each counts is chosen by what they say of rows that they have not seen,
+    and half of the way only: the Gaussian below the machine has seen all rows.
+    """
+
+    def __init__(self, X: np.ndarray, y: np.ndarray, j: int, random: np.random.RandomState):
+        self.j = j
+        self.kernel = Kernel(X, (y - X[:, j])[:, None], worth, random, FEW, RIDGES)
+        trees = ExtraTreesRegressor(
             50, min_samples_leaf=3, max_features=0.5, random_state=random.randint(2**31)
-        ).fit(X, y)
+        )
+        folds = KFold(3, shuffle=True, random_state=random.randint(2**31))
+        unseen = np.asarray(cross_val_predict(trees, X, y, cv=folds))
+        self.trees = trees.fit(X, y)
+        # The least of sum (y - s k - (1 - s) t)^2 over s
+        apart = X[:, j] + self.kernel.held_out[:, 0] - unseen
+        best = ((y - unseen) @ apart) / max(apart @ apart, 1e-12)
+        self.share = (float(np.clip(best, 0, 1)) + 0.5) / 2
 
     def __call__(self, X: np.ndarray) -> np.ndarray:
-        return (self.kernel(X)[:, 0] + self.trees.predict(X)) / 2
+        kernel = X[:, self.j] + self.kernel(X)[:, 0]
+        return self.share * kernel + (1 - self.share) * self.trees.predict(X)
 
 
 def worth(answers: np.ndarray, true: np.ndarray) -> float:

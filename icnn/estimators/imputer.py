@@ -12,12 +12,14 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from icnn.checks import check_device
+from icnn.checks import check_device, check_widths
 from icnn.energies.compose import Quadratic, Sum
 from icnn.energies.gaussian import Gaussian
 from icnn.estimators.columns import Columns
 from icnn.estimators.gaussian import most_likely
 from icnn.estimators.names import NamedColumns
+from icnn.estimators.pixels import MOST, Pixels
+from icnn.estimators.threads import threads
 from icnn.learning.progress import parts_done
 from icnn.solvers.argmin import argmin
 from icnn.solvers.bundle import Bundle
@@ -40,7 +42,14 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimato
     each missing value by machines that learn what the Gaussian leaves over: a kernel and trees. The
     sum is convex; its minimum within the range that each column had is found with a certificate.
 
+    For pictures, `image_shape` makes rows of pixels: covariances count less with the distance, and
+    the answers `x` come from kernel machines that look at known pixels nearby, made for whatever is
+    missing. Any part of a picture can be, also one that never was in training.
+
     Args:
+        image_shape: Height and width of pictures, and colours if there are; `X` then has a row of
+            pixels for each picture, or is an array of pictures. At most 5,000 pixels.
+        symmetric: Whether left and right of pictures are alike, as in faces.
         binary: Columns that hold two values, by number or name, or "auto" for all that do: what is
             missing there becomes one of the two. Elsewhere any number in the range may come.
         device: Where to minimise, as PyTorch calls it.
@@ -66,22 +75,28 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimato
     def __init__(
         self,
         *,
+        image_shape: Sequence[int] | None = None,
+        symmetric: bool = False,
         binary: Sequence[int | str] | str = (),
         device: str = "cpu",
         random_state: Any = None,
         progress: bool = False,
     ):
+        self.image_shape = image_shape
+        self.symmetric = symmetric
         self.binary = binary
         self.device = device
         self.random_state = random_state
         self.progress = progress
 
-    def fit(self, X: ArrayLike, y: Any = None) -> "Imputer":
+    def fit(self, X: ArrayLike, y: Any = None, groups: ArrayLike | None = None) -> "Imputer":
         """Learn from rows, with gaps or without.
 
         Args:
             X: Rows of numbers; NaN is a gap.
             y: Ignored.
+            groups: Which pictures belong together, one name or number each: settings that are
+                chosen for pictures of some people shall be good for others. For `image_shape`.
         """
         self.device_ = check_device("device", self.device)
         X = self._read(X, reset=True)
@@ -94,12 +109,21 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimato
             )
         self.low_, self.high_ = np.nanmin(X, axis=0), np.nanmax(X, axis=0)
         self.mean_, self.scale_ = np.nanmean(X, axis=0), np.nanstd(X, axis=0)
+        if self.image_shape is not None:  # all pixels are measured alike
+            self.low_[:], self.high_[:] = self.low_.min(), self.high_.max()
+            self.mean_[:], self.scale_[:] = np.nanmean(X), np.nanstd(X)
         flat = self.scale_ <= 1e-12 * (1 + np.abs(self.mean_))
         self.scale_[flat] = 1.0
         self.binary_ = self._two_valued(X, known)
         random = check_random_state(self.random_state)
-        with parts_done(self.progress, X.shape[1] + 1) as done:
-            self.model_ = Columns(self._standardised(X), known, random, done)
+        Z = self._standardised(X)
+        if self.image_shape is None:
+            small, bar = threads(X.size * len(X)), parts_done(self.progress, X.shape[1] + 1)
+            with small, bar as done:
+                self.model_ = Columns(Z, known, random, done)
+        else:
+            groups = self._together(groups, len(X))
+            self.model_ = Pixels(Z, known, self.image_shape, self.symmetric, groups, random)
         parts = (torch.from_numpy(part) for part in (self.model_.mean, self.model_.factor))
         pull = Quadratic(nn.Identity(), torch.from_numpy(self.model_.weight))
         self.energy_ = Sum(Gaussian(*parts), pull).to(self.device_)
@@ -108,26 +132,30 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimato
     def transform(self, X: ArrayLike) -> Array:
         """Rows without gaps: what was known stays as it was, to the bit."""
         check_is_fitted(self)
+        shape = np.shape(X) if self.image_shape is not None else None  # pictures stay pictures
         X = self._read(X)
         gaps = np.isnan(X)
         if not gaps.any():
-            return X
+            return X if shape is None else X.reshape(shape)
         filled = self._solved(X).y.numpy()
         for j in np.flatnonzero(self.binary_):
             middle = (self.low_[j] + self.high_[j]) / 2
             filled[:, j] = np.where(filled[:, j] > middle, self.high_[j], self.low_[j])
-        return np.where(gaps, filled, X)
+        filled = np.where(gaps, filled, X)
+        return filled if shape is None else filled.reshape(shape)
 
     def solve(self, X: ArrayLike) -> Solution:
         """The answers with their certificates: `y` in units of the data, the rest as of `energy_`.
 
-        Where nothing is missing, there are no steps and the gap is 0.
+        There is a row of `y` for each row or picture. Where nothing is missing, there are no steps
+        and the gap is 0.
         """
         check_is_fitted(self)
         return self._solved(self._read(X))
 
     def _solved(self, X: Array) -> Solution:
-        return Solution.joined([self._part(X[i : i + ROWS]) for i in range(0, len(X), ROWS)])
+        with threads(X.size * X.shape[1]):
+            return Solution.joined([self._part(X[i : i + ROWS]) for i in range(0, len(X), ROWS)])
 
     def _part(self, X: Array) -> Solution:
         known, Z = ~np.isnan(X), self._standardised(X)
@@ -151,10 +179,36 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimato
         return replace(found, y=torch.from_numpy(np.where(known, X, y)))
 
     def _read(self, X: Any, reset: bool = False) -> Array:
+        """Rows of numbers; pictures become rows."""
+        if self.image_shape is not None:
+            shape = check_widths("image_shape", self.image_shape)
+            if len(shape) not in (2, 3) or np.prod(shape) > MOST:
+                raise ValueError(
+                    "`image_shape` must be (height, width) or (height, width, colours), with at "
+                    f"most {MOST} numbers, got {shape}"
+                )
+            X = np.asarray(X)
+            if X.shape[1:] == shape:
+                X = X.reshape(len(X), -1)
+            if X.ndim != 2 or X.shape[1] != np.prod(shape):
+                rows = f"(n, {np.prod(shape)})"
+                raise ValueError(
+                    f"`X` must be pictures of shape {shape}, (n, {', '.join(map(str, shape))}) or "
+                    f"{rows}, got {X.shape}"
+                )
         return validate_data(  # pyright: ignore
             self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan",
             ensure_min_samples=2 if reset else 1,
         )  # fmt: skip
+
+    def _together(self, groups: Any, count: int) -> NDArray[Any]:
+        """A group for each picture; by default its own."""
+        if groups is None:
+            return np.arange(count)
+        groups = np.asarray(groups)
+        if groups.shape != (count,):
+            raise ValueError(f"`groups` must be {count} names or numbers, got {groups.shape}")
+        return groups
 
     def _standardised(self, X: Array) -> Array:
         """Gaps become zeros."""
