@@ -40,7 +40,7 @@ tables: setup
 	$(BIN)/python -m icnn.report README.md docs
 
 clean:
-	rm -rf $(VENV) site icnn-demo icnn-synthetic icnn-bibtex
+	rm -rf $(VENV) site icnn-demo icnn-synthetic icnn-bibtex icnn-olivetti
 
 # torch goes in first and pinned, so that nothing later may choose another build of it. Where pip is
 # set up (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL) to find a CPU build of that version, it takes that.

@@ -135,3 +135,20 @@ def bibtex(
     from icnn.experiments.bibtex import Settings, run
 
     run(Settings(seed=seed, seeds=seeds, out=out, fast=fast, final=final))
+
+
+@reproduce.command()
+def olivetti(
+    seed: Seed = 0,
+    seeds: Seeds = 5,
+    out: Out = Path("icnn-olivetti"),
+    fast: Fast = False,
+    final: Final = False,
+) -> None:
+    """Halves of faces: the paper's networks in its own protocol, and an honest one.
+
+    Writes olivetti.json, pictures and olivetti.html. The data are fetched once.
+    """
+    from icnn.experiments.olivetti import Settings, run
+
+    run(Settings(seed=seed, seeds=seeds, out=out, fast=fast, final=final))

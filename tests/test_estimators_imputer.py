@@ -141,6 +141,9 @@ def test_what_is_known_stays_and_the_rest_is_in_range(fitted: icnn.Imputer):
     inside = (filled >= fitted.low_) & (filled <= fitted.high_)
     assert inside[~known].all()
     np.testing.assert_array_equal(fitted.solve(X).y.numpy(), filled)
+    answers = fitted.answers(X)
+    np.testing.assert_array_equal(answers[known], X[known])
+    assert not np.array_equal(answers, filled), "the Gaussian couples what machines say"
     complete = table(gaps=0)
     found = fitted.solve(complete)
     assert float(found.gap.max()) == 0

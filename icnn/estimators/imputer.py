@@ -153,6 +153,18 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimato
         check_is_fitted(self)
         return self._solved(self._read(X))
 
+    def answers(self, X: ArrayLike) -> Array:
+        """What machines say of each gap, before the Gaussian couples them: the `x` of `energy_`.
+
+        In units of the data; they may lie outside of the range.
+        """
+        check_is_fitted(self)
+        X = self._read(X)
+        known = ~np.isnan(X)
+        with threads(X.size * X.shape[1]):
+            found = self.model_(self._standardised(X), known)
+        return np.where(known, X, found * self.scale_ + self.mean_)
+
     def _solved(self, X: Array) -> Solution:
         with threads(X.size * X.shape[1]):
             return Solution.joined([self._part(X[i : i + ROWS]) for i in range(0, len(X), ROWS)])
