@@ -116,7 +116,7 @@ def test_answers_are_the_minimum_of_the_energy(fitted: icnn.Imputer):
     for i in range(len(X)):
         y, gaps = cp.Variable(5), np.flatnonzero(~known[i])
         rules = [y[known[i]] == Z[i, known[i]], y[gaps] >= ends[0][gaps], y[gaps] <= ends[1][gaps]]
-        energy = cp.sum_squares(model.factor @ (y - model.mean)) / 2
+        energy = cp.quad_form(y - model.mean, cp.psd_wrap(model.precision)) / 2
         pull = cp.multiply(np.sqrt(model.weight), y - center[i])
         problem = cp.Problem(cp.Minimize(energy + cp.sum_squares(pull) / 2), rules)
         problem.solve(solver=cp.CLARABEL)

@@ -35,7 +35,7 @@ class Columns:
 
     Attributes:
         mean: Of the Gaussian, and
-        factor: of its precision, for `icnn.Gaussian`.
+        precision: the inverse of its covariance.
         weight: Of the answers, for `icnn.Quadratic`.
     """
 
@@ -51,8 +51,7 @@ class Columns:
             seen = known & (random.uniform(size=known.shape) > HIDDEN)
         self.gaussian = fit_gaussian(torch.from_numpy(Z), torch.from_numpy(known))
         self.mean = self.gaussian[0].numpy()
-        precision = np.linalg.inv(self.gaussian[1].numpy())
-        self.factor = np.linalg.cholesky(precision).T
+        self.precision = np.linalg.inv(self.gaussian[1].numpy())
         found = self._given(Z, seen)
         self.machines: list[Machine | None] = []
         self.weight = np.ones(Z.shape[1])

@@ -88,8 +88,7 @@ def most_likely(
 ) -> np.ndarray:  # fmt: skip
     """Where `(z - mean) P (z - mean) / 2 + sum(weight (z - center)^2) / 2` is least over the gaps.
 
-    Within bounds nearly: those that the free minimum breaks are kept at, as if given. That is a
-    start from which a search has little left to do.
+    The free minimum, cut to the bounds: a start from which a search has little left to do.
     """
     found = np.where(known, Z, 0.0)
     patterns, of = np.unique(known, axis=0, return_inverse=True)

@@ -124,7 +124,8 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimato
         else:
             groups = self._together(groups, len(X))
             self.model_ = Pixels(Z, known, self.image_shape, self.symmetric, groups, random)
-        parts = (torch.from_numpy(part) for part in (self.model_.mean, self.model_.factor))
+        factor = np.ascontiguousarray(np.linalg.cholesky(self.model_.precision).T)
+        parts = (torch.from_numpy(part) for part in (self.model_.mean, factor))
         pull = Quadratic(nn.Identity(), torch.from_numpy(self.model_.weight))
         self.energy_ = Sum(Gaussian(*parts), pull).to(self.device_)
         return self
@@ -174,9 +175,8 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimato
         low, high = ((end - self.mean_) / self.scale_ for end in (self.low_, self.high_))
         wide = np.where(high > low, high, low + 1)  # a column of one value has it as its mean too
         center = self.model_(Z, known)
-        factor = self.model_.factor
         start = most_likely(
-            Z, known, self.model_.mean, factor.T @ factor, center, self.model_.weight, low, wide
+            Z, known, self.model_.mean, self.model_.precision, center, self.model_.weight, low, wide
         )
         given, x, first, *ends = (
             torch.from_numpy(part).to(self.device_) for part in (Z, center, start, low, wide)

@@ -40,7 +40,7 @@ class Pixels:
 
     Attributes:
         mean: Of the Gaussian, and
-        factor: of its precision, for `icnn.Gaussian`.
+        precision: the inverse of its covariance.
         weight: Of the answers, for `icnn.Quadratic`.
         taste: How machines weigh things.
     """
@@ -71,18 +71,16 @@ class Pixels:
                 answers[np.ix_(rows, ~pattern)] = found.numpy()
         return answers
 
-    def _coupled(self, whole: Tensor) -> np.ndarray:
-        """Fit the Gaussian; gives its precision."""
+    def _coupled(self, whole: Tensor) -> None:
+        """Fit the Gaussian."""
         examples = self._augmented(whole, len(self.shifts))
         mean = examples.mean(dim=0)
         away = examples - mean
         covariance = (away.T @ away) / len(examples) * self._taper()
         spread = covariance.diagonal().mean().clamp(min=1e-12)
         covariance.diagonal().add_(NOISE * spread)
-        precision = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
+        self.precision = torch.cholesky_inverse(torch.linalg.cholesky(covariance)).numpy()
         self.mean, self.weight = mean.numpy(), np.full(len(mean), 1 / float(spread))
-        self.factor = torch.linalg.cholesky(precision).T.contiguous().numpy()
-        return precision.numpy()
 
     def _completed(self, Z: Tensor, known: Tensor) -> Tensor:
         """Pictures whose gaps are filled by the Gaussian, in two rounds."""
@@ -90,9 +88,10 @@ class Pixels:
         whole, free = torch.where(known, Z, mean), np.full(Z.shape[1], np.inf)
         none = np.zeros(Z.shape[1])
         for _ in range(0 if bool(known.all()) else 2):
-            precision = self._coupled(whole)
+            self._coupled(whole)
             whole = torch.from_numpy(most_likely(
-                Z.numpy(), known.numpy(), self.mean, precision, whole.numpy(), none, -free, free
+                Z.numpy(), known.numpy(), self.mean, self.precision, whole.numpy(), none, -free,
+                free,
             ))  # fmt: skip
         return whole
 
@@ -146,7 +145,7 @@ class Pixels:
                 other = replace(best, **{name: value})
                 if other != best and (now := error(other)) < least:
                     best, least = other, now
-        precision = self._coupled(rest)
+        self._coupled(rest)
         least = np.inf
         for way in PULLS:
             wrong = 0.0
@@ -155,7 +154,7 @@ class Pixels:
                 center = Z.copy()
                 center[:, ~known] = machines(o, out[:, o], best).numpy()
                 found = most_likely(
-                    Z, np.tile(known, (len(Z), 1)), self.mean, precision, center,
+                    Z, np.tile(known, (len(Z), 1)), self.mean, self.precision, center,
                     way * self.weight, np.full(len(known), -np.inf), np.full(len(known), np.inf),
                 )  # fmt: skip
                 wrong += float(np.square(found - Z)[:, ~known].mean())
