@@ -223,6 +223,25 @@ def test_in_a_pipeline():
 def test_progress(capsys: pytest.CaptureFixture[str]):
     icnn.Imputer(random_state=0, progress=True).fit(table(30, 3))
     assert "4 of 4: column 3" in capsys.readouterr().err
+    icnn.Imputer(image_shape=SHAPE, random_state=0, progress=True).fit(DIGITS[:40])
+    assert "7 of 7: all pictures" in capsys.readouterr().err
+
+
+def test_large_tables_and_many_pictures_are_drawn_from(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("icnn.estimators.columns.ROWS", 30)
+    X = table()
+    X[:79, 2] = np.nan
+    X[79, 2] = 5.0  # a value that is not among those drawn
+    for seed in range(3):
+        filled = icnn.Imputer(random_state=seed).fit_transform(X)
+        np.testing.assert_array_equal(filled[:, 2], 5.0)
+    monkeypatch.setattr("icnn.estimators.pixels.EXAMPLES", 50)
+    for symmetric in (False, True):
+        model: Any = icnn.Imputer(image_shape=SHAPE, symmetric=symmetric, random_state=0)
+        model.fit(DIGITS[:120])
+        assert len(model.model_.machines.examples) == 50
+        holes = np.where(masks()["half"], np.nan, DIGITS[:3])
+        assert np.isfinite(model.transform(holes)).all()
 
 
 BAD = [

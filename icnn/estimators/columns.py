@@ -47,7 +47,7 @@ class Columns:
         Z, known = Z[rows], known[rows]
         done("a Gaussian")
         seen = known
-        if not (~known).mean() > COMPLETE:
+        if (~known).mean() <= COMPLETE:
             seen = known & (random.uniform(size=known.shape) > HIDDEN)
         self.gaussian = fit_gaussian(torch.from_numpy(Z), torch.from_numpy(known))
         self.mean = self.gaussian[0].numpy()
@@ -58,7 +58,9 @@ class Columns:
         for j in range(Z.shape[1]):
             done(f"column {j + 1}")
             own = torch.from_numpy(np.flatnonzero(known[:, j]))
-            self.weight[j] = PULL / float(found.variance[own, j].mean())
+            # Of a large table no value of a rare column may have been drawn.
+            variance = found.variance[own, j] if len(own) else found.variance[:, j]
+            self.weight[j] = PULL / float(variance.mean())
             values, rows = Z[known[:, j], j], found.without(own, j).numpy()
             enough = len(own) >= LEAST and np.std(values - rows[:, j]) > 1e-6
             self.machines.append(Machine(rows, values, j, random) if enough else None)

@@ -18,7 +18,7 @@ from icnn.energies.gaussian import Gaussian
 from icnn.estimators.columns import Columns
 from icnn.estimators.gaussian import most_likely
 from icnn.estimators.names import NamedColumns
-from icnn.estimators.pixels import MOST, Pixels
+from icnn.estimators.pixels import MOST, PARTS, Pixels
 from icnn.estimators.threads import threads
 from icnn.learning.progress import parts_done
 from icnn.solvers.argmin import argmin
@@ -123,7 +123,9 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimato
                 self.model_ = Columns(Z, known, random, done)
         else:
             groups = self._together(groups, len(X))
-            self.model_ = Pixels(Z, known, self.image_shape, self.symmetric, groups, random)
+            about = (self.image_shape, self.symmetric, groups, random)
+            with parts_done(self.progress, PARTS) as done:
+                self.model_ = Pixels(Z, known, *about, done)
         factor = np.ascontiguousarray(np.linalg.cholesky(self.model_.precision).T)
         parts = (torch.from_numpy(part) for part in (self.model_.mean, factor))
         pull = Quadratic(nn.Identity(), torch.from_numpy(self.model_.weight))

@@ -1,6 +1,6 @@
 """What is likely in the gaps of pictures: a Gaussian of near pixels, and local kernel machines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ LARGE = 32  # pixels along a side, of pictures that look alike when they are mov
 # How much of a covariance counts at any distance, and how much of the rest for a pixel's own side;
 # how far it reaches, in sixty-fourths of a side; what is added to variances.
 ALWAYS, OWN, REACH, NOISE = 0.5, 0.5, 8.0, 0.1
+PARTS = len(CHOICES) + 3  # that a fit tells of
 PULLS = (0.3, 1.0, 3.0, 10.0, 30.0)
 
 
@@ -37,6 +38,7 @@ class Pixels:
         groups: Which pictures belong together, as those of one person: all or none of them are
             among those on which settings are chosen.
         random: What to draw from.
+        done: Told the name of each part as it begins, `PARTS` of them.
 
     Attributes:
         mean: Of the Gaussian, and
@@ -47,17 +49,21 @@ class Pixels:
 
     def __init__(
         self, Z: np.ndarray, known: np.ndarray, shape: Sequence[int], symmetric: bool,
-        groups: np.ndarray, random: np.random.RandomState,
+        groups: np.ndarray, random: np.random.RandomState, done: Callable[[str], None],
     ):  # fmt: skip
         height, width, colours = (*shape, 1)[:3]
         self.shape, self.symmetric = (height, width, colours), symmetric
         self.places = places(self.shape)
         self.shifts = SHIFTS if min(height, width) >= LARGE else SHIFTS[:1]
+        done("a Gaussian")
         whole = self._completed(torch.from_numpy(Z), torch.from_numpy(known))
-        self.taste, pull = self._chosen(whole, groups, random)
+        self.taste, pull = self._chosen(whole, groups, random, done)
+        done("all pictures")
         self._coupled(whole)
         self.weight *= pull
-        self.machines = self._machines(whole, EXAMPLES)
+        # Kernels grow with the square of examples: of more pictures, that many are drawn.
+        some = np.sort(random.permutation(len(whole))[: EXAMPLES // (1 + symmetric)])
+        self.machines = self._machines(whole[some], EXAMPLES)
 
     def __call__(self, Z: np.ndarray, known: np.ndarray) -> np.ndarray:
         """Pictures with an answer in each gap."""
@@ -124,13 +130,15 @@ class Pixels:
         return torch.cat(moved).reshape(-1, whole.shape[1])
 
     def _chosen(
-        self, whole: Tensor, groups: np.ndarray, random: np.random.RandomState
-    ) -> tuple[Taste, float]:
+        self, whole: Tensor, groups: np.ndarray, random: np.random.RandomState,
+        done: Callable[[str], None],
+    ) -> tuple[Taste, float]:  # fmt: skip
         """What is best on pictures held out, one setting after another."""
         kinds = random.permutation(np.unique(groups))
         held = torch.from_numpy(np.isin(groups, kinds[: max(1, len(kinds) // 5)]))
         best, pull = Taste(), PULLS[1]
-        rest, out = whole[~held][:FEW], whole[held][: FEW // 4]
+        mixed = torch.from_numpy(random.permutation(len(whole)))  # they may be sorted
+        rest, out = whole[mixed[~held[mixed]][:FEW]], whole[mixed[held[mixed]][: FEW // 4]]
         if len(rest) < 2:
             return best, pull
         machines, masks = self._machines(rest, 0), list(self._masks(random))
@@ -141,10 +149,12 @@ class Pixels:
 
         least = error(best)
         for name, values in CHOICES.items():
+            done(f"choice of {name}")
             for value in values:
                 other = replace(best, **{name: value})
                 if other != best and (now := error(other)) < least:
                     best, least = other, now
+        done("choice of the weight")
         self._coupled(rest)
         least = np.inf
         for way in PULLS:
