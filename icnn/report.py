@@ -39,6 +39,11 @@ img {{ max-width: 100%; background: white }}
 """
 
 
+def shown(settings: Any) -> dict[str, Any]:
+    """The settings of an experiment, for a file."""
+    return {**vars(settings), "out": str(settings.out)}
+
+
 def result(settings: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     """A table with all that it takes to make it again."""
     return {

@@ -95,7 +95,9 @@ def run(settings: Settings) -> dict[str, Any]:
     # What an interrupted run of this code has done already; at the end it is thrown away.
     done_before = settings.out / f"unfinished-{report.code()}"
     if settings.final:
-        report.note(settings.out, {"name": "bibtex", "begun": True, "settings": shown(settings)})
+        report.note(
+            settings.out, {"name": "bibtex", "begun": True, "settings": report.shown(settings)}
+        )
     kept: Any = Memory(done_before, verbose=0).cache
     seeds = [(settings.seed + i) % 2**32 for i in range(settings.seeds)]
     rows = PAPER if settings.final else ()
@@ -136,11 +138,6 @@ def run(settings: Settings) -> dict[str, Any]:
     return told
 
 
-def shown(settings: Settings) -> dict[str, Any]:
-    """Settings for a file."""
-    return {**vars(settings), "out": str(settings.out)}
-
-
 def parts(settings: Settings) -> tuple[MultiLabel, MultiLabel]:
     """What to learn from, and what to measure on: a fifth of the training set, until the end."""
     train, test = mulan("bibtex")
@@ -173,7 +170,7 @@ def numbers(
     for name, value in PUBLISHED.items():
         rows.append({"method": f"{name} (published)", "F1 (examples)": f"{value}",
                      "F1 (labels)": "", "less kernel ridge": "", "training, s": ""})  # fmt: skip
-    told = report.result(shown(settings), rows)
+    told = report.result(report.shown(settings), rows)
     told["differences"] = {
         f"{name} - {other}": asdict(against(scores, name, other))
         for name in (BUNDLE, DEFAULT)

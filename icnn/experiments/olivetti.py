@@ -74,7 +74,9 @@ def run(settings: Settings) -> dict[str, Any]:
     train, test = faces[faces.people < 35], faces[faces.people >= 35]
     done_before = settings.out / f"unfinished-{report.code()}"
     if settings.final:
-        report.note(settings.out, {"name": "olivetti", "begun": True, "settings": shown(settings)})
+        report.note(
+            settings.out, {"name": "olivetti", "begun": True, "settings": report.shown(settings)}
+        )
     kept: Any = Memory(done_before, verbose=0).cache
     seeds = [(settings.seed + i) % 2**32 for i in range(settings.seeds)]
     rows = PAPER if settings.final else ()
@@ -117,11 +119,6 @@ def run(settings: Settings) -> dict[str, Any]:
     return told
 
 
-def shown(settings: Settings) -> dict[str, Any]:
-    """Settings for a file."""
-    return {**vars(settings), "out": str(settings.out)}
-
-
 def apart(train: Faces, seed: int) -> tuple[Faces, Faces]:
     """Faces to learn from, and those of a few people to measure on."""
     people = np.random.default_rng(seed).permutation(np.unique(train.people))[:HELD]
@@ -150,12 +147,11 @@ def any_gaps(train: Faces, test: Faces, seed: int) -> dict[str, Any]:
     images = test.images[rows].astype(float)
     box, scribble = np.zeros((64, 64), dtype=bool), np.zeros((64, 64), dtype=bool)
     box[18:42, 20:46] = True
-    for i in range(6):
+    for _ in range(6):
         start, slope = random.integers(5, 59, 2), random.uniform(-1.5, 1.5, 2)
         for t in np.linspace(0, 30, 90):
             r, c = (start + slope * t).astype(int)
             scribble[max(r - 1, 0) : r + 2, max(c - 1, 0) : c + 2] = True
-        start[i % 2] = 32
     kinds: dict[str, np.ndarray] = {
         "a box over the nose": np.broadcast_to(box, images.shape),
         "scribble": np.broadcast_to(scribble, images.shape),
@@ -198,7 +194,7 @@ def numbers(
         seconds = [f[side][name].seconds for f in found for side in SIDES]
         row["a half of all faces, s"] = float(np.mean(seconds))
         rows.append(row)
-    told = report.result(shown(settings), rows)
+    told = report.result(report.shown(settings), rows)
     told["differences"] = {
         f"{side}: {OURS} - {name}": asdict(against(found, side, OURS, name))
         for side in SIDES

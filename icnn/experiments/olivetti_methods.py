@@ -13,6 +13,7 @@ from torch import Tensor
 
 import icnn
 from icnn.data import Faces
+from icnn.estimators.kernel import distances
 
 CONVS = ((32, 8, (4, 2)), (64, 4, 2), (64, 3, 1))
 SIDES = ("left", "bottom")
@@ -197,13 +198,6 @@ def tuned(
     kernel, mean = kernels[number], y.mean(axis=0)
     K = kernel(x - middle, x - middle) + ridge * np.eye(len(x))
     return mean + kernel(test[:, ~gaps] - middle, x - middle) @ np.linalg.solve(K, y - mean)
-
-
-def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Squared, of rows."""
-    a, b = a.astype(float), b.astype(float)
-    squares = np.square(a).sum(axis=1)[:, None] + np.square(b).sum(axis=1)
-    return np.maximum(squares - 2 * a @ b.T, 0)
 
 
 def filled(images: np.ndarray, gaps: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -204,7 +204,7 @@ def run(settings: Settings) -> dict[str, Any]:
                     progress.advance(task)
     rows, losses = [row(name, scores) for name in DATA], [loss(name, scores) for name in DATA]
     chosen = {"learning rates": RATE, "weight decay": DECAY}
-    told = report.result({**vars(settings), "out": str(settings.out), **chosen}, rows)
+    told = report.result(report.shown(settings) | chosen, rows)
     told["cross entropy"] = losses
     told["PICNN - SVM"] = {name: asdict(apart(name, scores)) for name in DATA}
     told["runs"] = [
