@@ -224,7 +224,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]):
     icnn.Imputer(random_state=0, progress=True).fit(table(30, 3))
     assert "4 of 4: column 3" in capsys.readouterr().err
     icnn.Imputer(image_shape=SHAPE, random_state=0, progress=True).fit(DIGITS[:40])
-    assert "7 of 7: all pictures" in capsys.readouterr().err
+    assert "8 of 8: all pictures" in capsys.readouterr().err
 
 
 def test_large_tables_and_many_pictures_are_drawn_from(monkeypatch: pytest.MonkeyPatch):
@@ -359,12 +359,14 @@ def test_machines_are_gaussian_processes(symmetric: bool):
     examples = (
         torch.cat([whole, whole.reshape(-1, 6, 6).flip(2).flatten(1)]) if symmetric else whole
     )
-    machines = Machines(examples, 1, symmetric, shape)
+    machines = Machines(examples, 1, symmetric, shape, torch.device("cpu"))
     known = torch.arange(36).reshape(6, 6)[:, :] < 24
     known = known.flatten()
-    given_pixels, taste = torch.rand(4, 24), Taste(0.5, 0.6, 2.0, 0.2)
+    given_pixels, taste = torch.rand(4, 24), Taste(0.5, 0.6, 0.3, 2.0, 0.2)
     found = machines(known, given_pixels, taste)
     both = torch.cat([examples[:, known], given_pixels]).double()
+    contrast = (both.std(dim=1, correction=0) + local_machines.FLAT)[:, None] ** taste.contrast
+    both = both / contrast
     seen, n = machines.places[known], len(examples)
     grid = both.reshape(-1, 4, 6)
     slopes = (
@@ -394,7 +396,8 @@ def test_machines_are_gaussian_processes(symmetric: bool):
 
         w = bump(center)
         if symmetric:
-            w = 0.6 * w + 0.4 * bump(torch.stack([center[0], 5 - center[1]]))
+            share = local_machines.MIRRORED
+            w = (1 - share) * w + share * bump(torch.stack([center[0], 5 - center[1]]))
         w = torch.where(w > 1e-2 * w.max(), w, 0.0)
         return (w / w.sum() + taste.everywhere / len(w)) / (1 + taste.everywhere)
 
@@ -405,13 +408,13 @@ def test_machines_are_gaussian_processes(symmetric: bool):
         rows = (both - taste.level * level[:, None]) * w.sqrt()
         steep = taste.steepness * slopes * ws.sqrt()
         D = torch.cdist(torch.cat([rows, steep], 1), torch.cat([rows, steep], 1)[:n]).square()
-        K = torch.exp(-(2 * local_machines.WIDTH * D / D[:500].median()).sqrt())
-        target = examples[:, block.pixels].double() - taste.level * level[:n, None]
+        K = torch.exp(-(2 * local_machines.WIDTH * D / D[: local_machines.FEW].median()).sqrt())
+        target = examples[:, block.pixels].double() / contrast[:n] - taste.level * level[:n, None]
         noise = taste.ridge * torch.tensor([1.0] * count + [local_machines.MORE] * count)[:n]
         weight = torch.linalg.solve(K[:n] + torch.diag(noise), target - target.mean(dim=0))
         expected = K[n:] @ weight + target.mean(dim=0) + taste.level * level[n:, None]
         torch.testing.assert_close(
-            found[:, block.pixels - 24].double(), expected, atol=2e-3, rtol=0
+            found[:, block.pixels - 24].double(), contrast[n:] * expected, atol=2e-3, rtol=0
         )
 
 

@@ -91,6 +91,29 @@ def test_bibtex_writes_numbers_pictures_and_a_page(tmp_path: Path):
     assert not list(tmp_path.glob("unfinished*"))
 
 
+@pytest.mark.data
+def test_olivetti_writes_numbers_pictures_and_a_page(tmp_path: Path):
+    told = command("reproduce", "olivetti", "--fast", "--final", "--out", str(tmp_path))
+    result = json.loads((tmp_path / "olivetti.json").read_text())
+    assert [row["method"] for row in result["rows"]][-2:] == [
+        "same centre, no energy", "icnn.Imputer",
+    ]  # fmt: skip
+    assert result["rows"][-1]["left"] in told
+    for name in ("left", "bottom", "gaps", "curves"):
+        assert (tmp_path / f"olivetti-{name}.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "olivetti.html").read_text()
+    assert page.count("data:image/png;base64,") == 4
+    assert "AT&amp;T Laboratories Cambridge" in page
+    for name, count in (("paper", 3), ("gain", 4), ("people", 6), ("gaps", 4)):
+        assert len(json.loads((tmp_path / f"olivetti-{name}.json").read_text())["rows"]) == count
+    gaps = [gap for kind in result["gap of each face"].values() for gap in kind]
+    assert 0 <= min(gaps) <= max(gaps) < 1e-3
+    begun, reading = (tmp_path / "readings.jsonl").read_text().splitlines()
+    assert json.loads(begun)["begun"]
+    assert json.loads(reading)["rows"] == result["rows"]
+    assert not list(tmp_path.glob("unfinished*"))
+
+
 def test_estimators_are_found_by_name():
     from icnn.estimators.convex_regressor import ConvexRegressor
 

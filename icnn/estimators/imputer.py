@@ -52,7 +52,7 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimato
         symmetric: Whether left and right of pictures are alike, as in faces.
         binary: Columns that hold two values, by number or name, or "auto" for all that do: what is
             missing there becomes one of the two. Elsewhere any number in the range may come.
-        device: Where to minimise, as PyTorch calls it.
+        device: Where to minimise, and where machines for pictures compute, as PyTorch calls it.
         random_state: A seed, for the same result again.
         progress: Whether a bar shows how far `fit` is.
 
@@ -123,7 +123,7 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimato
                 self.model_ = Columns(Z, known, random, done)
         else:
             groups = self._together(groups, len(X))
-            about = (self.image_shape, self.symmetric, groups, random)
+            about = (self.image_shape, self.symmetric, groups, random, self.device_)
             with parts_done(self.progress, PARTS) as done:
                 self.model_ = Pixels(Z, known, *about, done)
         factor = np.ascontiguousarray(np.linalg.cholesky(self.model_.precision).T)

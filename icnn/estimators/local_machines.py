@@ -8,35 +8,39 @@ import torch
 from torch import Tensor
 
 SIDE = 8  # blocks along a side of a picture, each with a machine of its own
-FEW = 500  # examples, whose median distance to all is the unit
+FEW = 100  # examples, whose median distance to all is the unit
 # How much pixels count near the mirrored block; how far from the nearest known one they count there
 # and here, in sixty-fourths of a side, and how much farther for each pixel to go there.
-MIRRORED, NEAR_MIRRORED, NEAR, FARTHER = 0.4, 4.0, 2.0, 0.4
+MIRRORED, NEAR_MIRRORED, NEAR, FARTHER = 0.3, 4.0, 1.0, 0.4
 WIDTH = 0.1  # of the kernel exp(-sqrt(2 width d^2))
-MORE = 3.0  # the ridge of mirrored pictures, in units of that of others: they are less alike
+MORE = 6.0  # the ridge of mirrored pictures, in units of that of others: they are less alike
+FLAT = 0.1  # added to contrasts
 GROWTH = 0.7  # of the ridge with the number of copies of each picture
 
 
 @dataclass(frozen=True)
 class Taste:
-    """What is different from one kind of pictures to another.
+    """What is different from one kind of pictures, or of gaps, to another.
 
     Attributes:
         everywhere: How much all known pixels count beside those near a block.
         level: Which share of the level of known pixels is taken as that of missing ones.
+        contrast: The power of the standard deviation of known pixels that is divided out.
         steepness: How much differences of pixels count beside pixels.
         ridge: What is added to the diagonal of kernels.
     """
 
     everywhere: float = 1.0
     level: float = 0.0
+    contrast: float = 0.0
     steepness: float = 0.0
     ridge: float = 0.1
 
 
 CHOICES = {
     "everywhere": (0.1, 0.3, 1.0, 3.0),
-    "level": (0.0, 0.75),
+    "level": (0.0, 0.5, 0.75),
+    "contrast": (0.0, 0.3),
     "ridge": (0.03, 0.1, 0.3, 1.0),
     "steepness": (0.0, 2.0),
 }
@@ -70,21 +74,29 @@ class Machines:
         symmetric: Left and right are alike.
         copies: How many of each picture.
         shape: Height, width and colours.
+        device: Where to compute.
     """
 
-    def __init__(self, examples: Tensor, copies: int, symmetric: bool, shape: tuple[int, int, int]):
+    def __init__(
+        self, examples: Tensor, copies: int, symmetric: bool, shape: tuple[int, int, int],
+        device: torch.device,
+    ):  # fmt: skip
         # Kernels with a ridge are far from singular: half of the digits are enough for them.
-        self.examples, self.symmetric, self.shape = examples.float(), symmetric, shape
+        self.examples = examples.float().to(device)
+        self.symmetric, self.shape = symmetric, shape
         ridge = torch.ones(1 + symmetric, len(examples) // copies // (1 + symmetric))
         ridge[1:] *= MORE
-        self.ridge = copies**GROWTH * ridge.flatten().repeat(copies)
-        self.places = places(shape)
+        self.ridge = (copies**GROWTH * ridge.flatten().repeat(copies)).to(device)
+        self.places = places(shape).to(device)
         self.unit = max(shape[:2]) / 64
 
     def __call__(self, known: Tensor, given: Tensor, taste: Taste) -> Tensor:
         """Answers to all pixels that are missing, by a machine for each block of them."""
         count = len(self.examples)
+        known, given = known.to(self.places.device), given.to(self.places.device)
         both = torch.cat([self.examples[:, known], given.float()])
+        contrast = (both.std(dim=1, correction=0) + FLAT)[:, None] ** taste.contrast
+        both = both / contrast
         values = Features(both, self.places[known], apart(both, both[:count]) / both.shape[1])
         slopes = self._slopes(known, both) if taste.steepness else None
         answers = given.new_empty(len(given), int((~known).sum()))
@@ -100,13 +112,14 @@ class Machines:
             D = D.clamp(min=0)
             middle = D[:FEW].median()
             K = torch.exp(-(2 * WIDTH * D / torch.where(middle > 0, middle, 1.0)).sqrt())
-            target = self.examples[:, block.pixels] - taste.level * level[:count, None]
+            target = self.examples[:, block.pixels] / contrast[:count]
+            target = target - taste.level * level[:count, None]
             mean = target.mean(dim=0)
             factor = torch.linalg.cholesky(K[:count] + torch.diag(taste.ridge * self.ridge))
             weights = torch.cholesky_solve(target - mean, factor)
             found = K[count:] @ weights + mean + taste.level * level[count:, None]
-            answers[:, place[block.pixels]] = found.to(given.dtype)
-        return answers
+            answers[:, place[block.pixels]] = (contrast[count:] * found).to(given.dtype)
+        return answers.cpu()
 
     def _near(self, features: Features, block: Block, taste: Taste) -> tuple[Tensor, Tensor]:
         """Squared distances of pictures to the examples where it counts, and levels there."""
@@ -124,8 +137,8 @@ class Machines:
 
     def _slopes(self, known: Tensor, both: Tensor) -> Features:
         """Differences of pixels two apart, where both are known."""
-        at = torch.full((len(known),), -1)
-        at[known] = torch.arange(both.shape[1])
+        at = torch.full((len(known),), -1, device=known.device)
+        at[known] = torch.arange(both.shape[1], device=known.device)
         at = at.reshape(self.shape)
         pairs = [(at[2:], at[:-2]), (at[:, 2:], at[:, :-2])]
         a, b = (torch.cat([pair[i].flatten() for pair in pairs]) for i in range(2))
@@ -139,7 +152,7 @@ class Machines:
         """Squares of pixels that are missing."""
         height, width, _ = self.shape
         size = max(2, round(max(height, width) / SIDE))
-        square = (self.places // size) @ torch.tensor([float(width), 1.0], dtype=torch.float64)
+        square = (self.places // size) @ self.places.new_tensor([float(width), 1.0])
         for which in torch.unique(square[~known]):
             pixels = ((square == which) & ~known).nonzero()[:, 0]
             center = self.places[pixels].mean(dim=0)

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,6 +16,7 @@ from icnn.estimators.local_machines import CHOICES, Machines, Taste, apart, plac
 MOST = 5000  # pixels, all of which are coupled
 EXAMPLES = 2100  # of machines, shifted and mirrored pictures included
 FEW = 400  # pictures to choose settings on
+FOLDS, TRIED = 5, 3  # parts of the groups, and how many of them are held out in turn for that
 SHIFTS = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1), (-1, 1))
 LARGE = 32  # pixels along a side, of pictures that look alike when they are moved by one
 # How much of a covariance counts at any distance, and how much of the rest for a pixel's own side;
@@ -28,7 +31,8 @@ class Pixels:
 
     Few pictures say little about pixels far from each other, so that covariances count less with
     the distance. How machines weigh things, and how much their answers count beside the Gaussian,
-    is chosen on a fifth of the pictures, with half of each missing in several ways.
+    is chosen on a part of the pictures, with half of each missing in several ways; gaps take the
+    choice that was made for those most like them.
 
     Args:
         Z: Standardised pictures, as rows; numbers count where
@@ -38,28 +42,31 @@ class Pixels:
         groups: Which pictures belong together, as those of one person: all or none of them are
             among those on which settings are chosen.
         random: What to draw from.
+        device: Where machines compute.
         done: Told the name of each part as it begins, `PARTS` of them.
 
     Attributes:
         mean: Of the Gaussian, and
         precision: the inverse of its covariance.
         weight: Of the answers, for `icnn.Quadratic`.
-        taste: How machines weigh things.
+        tastes: How machines weigh things: gaps like these, in this way.
     """
 
     def __init__(
         self, Z: np.ndarray, known: np.ndarray, shape: Sequence[int], symmetric: bool,
-        groups: np.ndarray, random: np.random.RandomState, done: Callable[[str], None],
+        groups: np.ndarray, random: np.random.RandomState, device: torch.device,
+        done: Callable[[str], None],
     ):  # fmt: skip
         height, width, colours = (*shape, 1)[:3]
-        self.shape, self.symmetric = (height, width, colours), symmetric
+        self.shape, self.symmetric, self.device = (height, width, colours), symmetric, device
         self.places = places(self.shape)
         self.shifts = SHIFTS if min(height, width) >= LARGE else SHIFTS[:1]
         done("a Gaussian")
-        whole = self._completed(torch.from_numpy(Z), torch.from_numpy(known))
-        self.taste, pull = self._chosen(whole, groups, random, done)
+        taper = self._taper()
+        whole = self._completed(torch.from_numpy(Z), torch.from_numpy(known), taper)
+        self.tastes, pull = self._chosen(whole, groups, taper, random, done)
         done("all pictures")
-        self._coupled(whole)
+        self._coupled(whole, taper)
         self.weight *= pull
         # Kernels grow with the square of examples: of more pictures, that many are drawn.
         some = np.sort(random.permutation(len(whole))[: EXAMPLES // (1 + symmetric)])
@@ -73,28 +80,28 @@ class Pixels:
             if pattern.any() and not pattern.all():
                 rows = np.flatnonzero(of.ravel() == i)
                 given = torch.from_numpy(Z[np.ix_(rows, pattern)])
-                found = self.machines(torch.from_numpy(pattern), given, self.taste)
+                found = self.machines(torch.from_numpy(pattern), given, self._taste(pattern))
                 answers[np.ix_(rows, ~pattern)] = found.numpy()
         return answers
 
-    def _coupled(self, whole: Tensor) -> None:
+    def _coupled(self, whole: Tensor, taper: Tensor) -> None:
         """Fit the Gaussian."""
         examples = self._augmented(whole, len(self.shifts))
         mean = examples.mean(dim=0)
         away = examples - mean
-        covariance = (away.T @ away) / len(examples) * self._taper()
+        covariance = (away.T @ away) / len(examples) * taper
         spread = covariance.diagonal().mean().clamp(min=1e-12)
         covariance.diagonal().add_(NOISE * spread)
         self.precision = torch.cholesky_inverse(torch.linalg.cholesky(covariance)).numpy()
         self.mean, self.weight = mean.numpy(), np.full(len(mean), 1 / float(spread))
 
-    def _completed(self, Z: Tensor, known: Tensor) -> Tensor:
+    def _completed(self, Z: Tensor, known: Tensor, taper: Tensor) -> Tensor:
         """Pictures whose gaps are filled by the Gaussian, in two rounds."""
         mean = torch.where(known, Z, 0.0).sum(dim=0) / known.sum(dim=0)
         whole, free = torch.where(known, Z, mean), np.full(Z.shape[1], np.inf)
         none = np.zeros(Z.shape[1])
         for _ in range(0 if bool(known.all()) else 2):
-            self._coupled(whole)
+            self._coupled(whole, taper)
             whole = torch.from_numpy(most_likely(
                 Z.numpy(), known.numpy(), self.mean, self.precision, whole.numpy(), none, -free,
                 free,
@@ -114,7 +121,7 @@ class Pixels:
     def _machines(self, whole: Tensor, most: int) -> Machines:
         copies = min(max(1, most // len(whole) // (1 + self.symmetric)), len(self.shifts))
         examples = self._augmented(whole, copies)
-        return Machines(examples, copies, self.symmetric, self.shape)
+        return Machines(examples, copies, self.symmetric, self.shape, self.device)
 
     def _augmented(self, whole: Tensor, copies: int) -> Tensor:
         """Pictures, moved by a pixel, and mirrored."""
@@ -129,48 +136,65 @@ class Pixels:
         ]
         return torch.cat(moved).reshape(-1, whole.shape[1])
 
+    def _taste(self, known: np.ndarray) -> Taste:
+        """That of the gaps which are most like these."""
+        here = self._depth(known)
+        return min(self.tastes, key=lambda kind: float(np.square(kind[0] - here).sum()))[1]
+
+    def _depth(self, known: np.ndarray) -> np.ndarray:
+        """How far, down and across, gaps are from what is known: what a choice depends on."""
+        gaps = ~known.reshape(self.shape)[:, :, 0]
+        nearest: Any = distance_transform_edt(gaps, return_distances=False, return_indices=True)
+        return np.abs(nearest - np.indices(gaps.shape))[:, gaps].mean(axis=1)
+
     def _chosen(
-        self, whole: Tensor, groups: np.ndarray, random: np.random.RandomState,
+        self, whole: Tensor, groups: np.ndarray, taper: Tensor, random: np.random.RandomState,
         done: Callable[[str], None],
-    ) -> tuple[Taste, float]:  # fmt: skip
-        """What is best on pictures held out, one setting after another."""
+    ) -> tuple[list[tuple[np.ndarray, Taste]], float]:  # fmt: skip
+        """What is best on pictures held out, one setting after another, for each kind of gaps."""
+        masks = list(self._masks(random))
+        tastes, pull = [Taste() for _ in masks], PULLS[1]
+        depths = [self._depth(o.numpy()) for o in masks]
         kinds = random.permutation(np.unique(groups))
-        held = torch.from_numpy(np.isin(groups, kinds[: max(1, len(kinds) // 5)]))
-        best, pull = Taste(), PULLS[1]
-        mixed = torch.from_numpy(random.permutation(len(whole)))  # they may be sorted
-        rest, out = whole[mixed[~held[mixed]][:FEW]], whole[mixed[held[mixed]][: FEW // 4]]
-        if len(rest) < 2:
-            return best, pull
-        machines, masks = self._machines(rest, 0), list(self._masks(random))
+        mixed = random.permutation(len(whole))  # they may be sorted
+        parts: list[tuple[Tensor, Tensor]] = []
+        for part in np.array_split(kinds, FOLDS)[:TRIED]:
+            out = np.isin(groups[mixed], part)
+            parts.append((whole[mixed[~out][:FEW]], whole[mixed[out][: FEW // 4]]))
+        if min(len(rest) for rest, _ in parts) < 2:
+            return list(zip(depths, tastes, strict=True)), pull
+        machines = [self._machines(rest, 0) for rest, _ in parts]
 
-        def error(taste: Taste) -> float:
-            wrong = [machines(o, out[:, o], taste) - out[:, ~o] for o in masks]
-            return float(sum(part.square().mean() for part in wrong))
+        def error(o: Tensor, taste: Taste) -> float:
+            wrong = [
+                machine(o, out[:, o], taste) - out[:, ~o]
+                for machine, (_, out) in zip(machines, parts, strict=True)
+            ]
+            return sum(float(part.square().mean()) for part in wrong)
 
-        least = error(best)
+        least = [error(o, taste) for o, taste in zip(masks, tastes, strict=True)]
         for name, values in CHOICES.items():
             done(f"choice of {name}")
-            for value in values:
-                other = replace(best, **{name: value})
-                if other != best and (now := error(other)) < least:
-                    best, least = other, now
+            for i, o in enumerate(masks):
+                for value in values:
+                    other = replace(tastes[i], **{name: value})
+                    if other != tastes[i] and (now := error(o, other)) < least[i]:
+                        tastes[i], least[i] = other, now
         done("choice of the weight")
-        self._coupled(rest)
-        least = np.inf
-        for way in PULLS:
-            wrong = 0.0
-            for o in masks:
-                known, Z = o.numpy(), out.numpy()
+        free, wrong = np.full(whole.shape[1], np.inf), np.ones(len(PULLS))
+        for machine, (rest, out) in zip(machines, parts, strict=True):
+            self._coupled(rest, taper)
+            for o, taste in zip(masks, tastes, strict=True):
+                Z, known = out.numpy(), np.tile(o.numpy(), (len(out), 1))
                 center = Z.copy()
-                center[:, ~known] = machines(o, out[:, o], best).numpy()
-                found = most_likely(
-                    Z, np.tile(known, (len(Z), 1)), self.mean, self.precision, center,
-                    way * self.weight, np.full(len(known), -np.inf), np.full(len(known), np.inf),
-                )  # fmt: skip
-                wrong += float(np.square(found - Z)[:, ~known].mean())
-            if wrong < least:
-                pull, least = way, wrong
-        return best, pull
+                center[~known] = machine(o, out[:, o], taste).flatten()
+                for i, way in enumerate(PULLS):
+                    found = most_likely(
+                        Z, known, self.mean, self.precision, center, way * self.weight, -free, free
+                    )
+                    # A product: of small errors and of large ones, the ratio counts.
+                    wrong[i] *= float(np.square(found - Z)[~known].mean())
+        return list(zip(depths, tastes, strict=True)), PULLS[int(wrong.argmin())]
 
     def _masks(self, random: np.random.RandomState) -> Iterator[Tensor]:
         """Which pixels are known where settings are chosen: halves of three kinds."""

@@ -22,7 +22,7 @@ MEAN, NEAREST, RIDGE = "mean face", "nearest neighbour", "ridge"
 KERNEL, CENTER, OURS = "kernel ridge, mirrored faces", "same centre, no energy", "icnn.Imputer"
 METHODS = (MEAN, NEAREST, RIDGE, KERNEL, CENTER, OURS)
 BUNDLE, STEPS, RELAXED = "bundle entropy", "gradient descent", "gradient descent, not convex"
-PAPER = (BUNDLE, STEPS, RELAXED)
+PAPER = {BUNDLE: 3e-3, STEPS: 1e-3, RELAXED: 3e-3}  # with the largest rates of their learning
 RIDGES = tuple(10.0**k for k in np.arange(-3, 2.1, 0.5))
 WIDTHS = (0.05, 0.1, 0.2, 0.4, 0.8)
 FOLDS = 7
@@ -38,7 +38,6 @@ class Settings:
     fast: bool = False
     final: bool = False
     epochs: int = 60  # of the paper's networks
-    rate: float = 3e-3
 
 
 @dataclass
@@ -63,10 +62,10 @@ class Completed:
     gap: np.ndarray | None = None
 
 
-def hidden(side: str) -> np.ndarray:
-    """Which pixels are to be found."""
-    gaps = np.zeros((64, 64), dtype=bool)
-    gaps[(slice(None), slice(32)) if side == "left" else (slice(32, None), slice(None))] = True
+def hidden(side: str, size: int) -> np.ndarray:
+    """Which pixels of a square are to be found."""
+    gaps, half = np.zeros((size, size), dtype=bool), size // 2
+    gaps[(slice(None), slice(half)) if side == "left" else (slice(half, None), slice(None))] = True
     return gaps
 
 
@@ -122,9 +121,9 @@ def paper(name: str, settings: Settings, train: Faces, test: Faces) -> Curve:
 
     images, other = (torch.from_numpy(part.images).float() / 255 for part in (train, test))
     loader, held = Moved(images, 70), halves(other)
-    optimizer = torch.optim.Adam(energy.parameters(), lr=settings.rate)
+    optimizer = torch.optim.Adam(energy.parameters(), lr=PAPER[name])
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, settings.rate, total_steps=settings.epochs * len(loader) + 1, pct_start=0.1,
+        optimizer, PAPER[name], total_steps=settings.epochs * len(loader) + 1, pct_start=0.1,
         cycle_momentum=False,
     )  # fmt: skip
     icnn.fit(
@@ -209,7 +208,8 @@ def filled(images: np.ndarray, gaps: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def imputer(train: Faces, seed: int) -> icnn.Imputer:
     """Ours: one for all gaps."""
-    model = icnn.Imputer(image_shape=(64, 64), symmetric=True, random_state=seed)
+    shape = train.images.shape[1:]
+    model = icnn.Imputer(image_shape=shape, symmetric=True, random_state=seed)
     return model.fit(train.images.astype(float), groups=train.people)
 
 
