@@ -7,12 +7,21 @@ deviations of their columns. The rivals see standardised columns. Times are for 
 thread each.
 
 Cells that are done are kept in the folder `unfinished-imputation` until all are.
+
+HyperImpute asks for packages older than ours, so that it has an environment of its own, made by
+
+    python -m venv hyper
+    hyper/bin/pip install torch==2.13.0 hyperimpute scikit-learn==1.5.2 "pandas<2.3" "numpy<2.3"
+    hyper/bin/python -m benchmarks.imputation --hyperimpute
+
+(with newer ones it runs, and returns means). The last line adds it to the numbers of the others.
 """
 
 import argparse
+import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -24,6 +33,7 @@ WHOLE = DATA[:3]  # on which all of the grid is run
 KINDS, RATES, SEEDS = ("MCAR", "MAR", "MNAR"), (0.1, 0.3, 0.5), 5
 STEEP = 1.5  # how much the chance to be missing depends on values
 METHODS = ("mean", "k-NN", "iterative, BayesianRidge", "iterative, ExtraTrees(50)", "icnn.Imputer")
+HYPER = "HyperImpute"
 Cell = tuple[str, str, float, int]
 
 
@@ -96,6 +106,10 @@ def made(method: str, seed: int) -> Any:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
+    if method == HYPER:
+        from hyperimpute.plugins.imputers import Imputers  # pyright: ignore
+
+        return make_pipeline(StandardScaler(), Imputers().get("hyperimpute", random_state=seed))
     if method == METHODS[-1]:
         import icnn
 
@@ -126,14 +140,16 @@ def measured(cell: Cell, method: str) -> tuple[float, float]:
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that ten rounds are not enough
         begin = time.perf_counter()
-        filled = model.fit_transform(holes)
+        filled = np.asarray(model.fit_transform(holes))
         seconds = time.perf_counter() - begin
     if method != METHODS[-1]:
         filled = model[0].inverse_transform(filled)
     return error(np.where(gaps, filled, X), X, gaps), seconds
 
 
-def rows_of(found: dict[tuple[Cell, str], tuple[float, float]], methods: list[str]) -> list[dict]:
+def rows_of(
+    found: dict[tuple[Cell, str], tuple[float, float]], methods: Sequence[str]
+) -> list[dict]:
     """Means over seeds, for each table, mechanism and rate; and the mean rank over all cells."""
     rows: list[dict] = []
     every = [cell for cell in cells(SEEDS) if (cell, methods[0]) in found]
@@ -168,17 +184,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the numbers")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at once")
     parser.add_argument("--fast", action="store_true", help="one seed of two small tables")
+    parser.add_argument("--hyperimpute", action="store_true", help="add it to what was measured")
     settings = parser.parse_args()
     seeds = 1 if settings.fast else SEEDS
     wanted = [c for c in cells(seeds) if not settings.fast or c[0] in ("iris", "wine")]
+    methods = (HYPER,) if settings.hyperimpute else METHODS
     folder = settings.out / "unfinished-imputation"
     kept: Any = Memory(folder, verbose=0).cache(measured)
     # The longest first, so that none is left over at the end.
-    work = [(cell, method) for method in METHODS[::-1] for cell in wanted]
+    work = [(cell, method) for method in methods[::-1] for cell in wanted]
     work.sort(key=lambda part: (part[0][0] != "digits", part[1] != METHODS[3]))
     answers: Any = Parallel(settings.jobs, verbose=5)(delayed(kept)(*part) for part in work)
-    found = dict(zip(work, answers, strict=True))
-    rows = rows_of(found, list(METHODS))
+    found: Any = dict(zip(work, answers, strict=True))
+    others: dict[str, Any] = {}
+    if settings.hyperimpute:
+        others = json.loads((settings.out / "imputation.json").read_text())
+        for run in others["runs"]:
+            cell = tuple(run[key] for key in ("data", "missing", "rate", "seed"))
+            found[cell, run["method"]] = run["error"], run["seconds"]
+        methods = (*METHODS[:-1], HYPER, METHODS[-1])
+    rows = rows_of(found, methods)
     print(report.table(rows))
     every = [
         {"data": c[0], "missing": c[1], "rate": c[2], "seed": c[3], "method": method,
@@ -186,6 +211,8 @@ def main() -> None:
         for (c, method), (value, seconds) in found.items()
     ]  # fmt: skip
     told = report.result({"seeds": seeds, "steep": STEEP}, rows) | {"runs": every}
+    if others:
+        told["made"] = {**others["made"], HYPER: told["made"]}
     report.store("imputation", told, settings.out)
     rmtree(folder)
 

@@ -59,7 +59,7 @@ def options(
 
 @app.command()
 def demo(seed: Seed = 0, out: Out = Path("icnn-demo"), fast: Fast = False) -> None:
-    """Half a minute through what works: three energies trained, measured and drawn."""
+    """Half a minute through what works: four energies trained, measured and drawn."""
     import torch
 
     from icnn.experiments.demo import Settings, run

@@ -348,6 +348,18 @@ def test_pictures_with_colours_and_with_gaps_in_training():
     holes = images[:9].copy()
     holes[:, 2:] = np.nan
     assert np.isfinite(model.transform(holes)).all()
+    holes = images[:9].copy()
+    holes[..., 1] = np.nan  # a colour
+    assert np.isfinite(model.transform(holes)).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 2), (3, 1), (1, 1, 3)])
+def test_tiny_pictures(shape: tuple[int, ...]):
+    images = np.random.default_rng(0).normal(size=(12, *shape))
+    model = icnn.Imputer(image_shape=shape, random_state=0).fit(images)
+    holes = images[:4].copy()
+    holes[:, 0, 0] = np.nan
+    assert np.isfinite(model.transform(holes)).all()
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

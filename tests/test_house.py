@@ -47,9 +47,10 @@ def test_demo_draws_and_repeats_itself(tmp_path: Path):
     for i in range(2):
         assert json.loads((tmp_path / str(i) / "demo.json").read_text()) == runs[i]
         assert (tmp_path / str(i) / "demo.png").read_bytes().startswith(b"\x89PNG")
-    bowl, valley, _ = runs[0]["numbers"].values()
+    bowl, valley, _, gaps = runs[0]["numbers"].values()
     assert bowl["FICNN, 64-64: chords below the curve"] == 0
     assert valley["slices f(x, .) that bend down, of 241"] == 0
+    assert gaps["60 % of pixels, Imputer: largest certified gap"] < 1e-4
 
 
 def test_synthetic_writes_numbers_a_picture_and_a_page(tmp_path: Path):

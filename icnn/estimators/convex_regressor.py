@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
@@ -18,6 +18,7 @@ from icnn.energies.ficnn import FICNN
 from icnn.energies.monotone import check_monotone
 from icnn.energies.picnn import PICNN
 from icnn.estimators.names import NamedColumns
+from icnn.estimators.portable import Portable
 from icnn.estimators.threads import threads
 from icnn.learning.batches import batches
 from icnn.learning.fit import fit
@@ -30,7 +31,7 @@ Array = NDArray[np.floating[Any]]
 ArrayLike = Any  # as scikit-learn takes it: arrays, data frames, lists
 
 
-class ConvexRegressor(NamedColumns, RegressorMixin, BaseEstimator):
+class ConvexRegressor(NamedColumns, RegressorMixin, Portable):
     """Least squares among convex functions: `f(y)`, or `f(x, y)` convex in `y` for each `x`.
 
     A `FICNN` or `PICNN` is fitted to values, so that the result is convex whatever the data are,
@@ -126,7 +127,7 @@ class ConvexRegressor(NamedColumns, RegressorMixin, BaseEstimator):
         target = sign * (values - self.value_mean_) / self.value_scale_
 
         seed = check_random_state(self.random_state).randint(2**31)
-        place = check_device("device", self.device)
+        self.device_ = place = check_device("device", self.device)
         with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
             torch.manual_seed(int(seed))
             widths = check_widths("hidden", self.hidden)
@@ -135,7 +136,7 @@ class ConvexRegressor(NamedColumns, RegressorMixin, BaseEstimator):
                                monotone=signs)  # fmt: skip
             else:
                 energy = FICNN(free, widths, activation=self.activation, monotone=signs)
-            self.energy_ = energy.to(self.device)
+            self.energy_ = energy.to(self.device_)
             columns = self._standardised(X)
             size = self.batch_size or max(64, len(X) // 50)
             loader = batches(*columns, torch.from_numpy(target).float(), size=min(size, len(X)))
@@ -205,7 +206,7 @@ class ConvexRegressor(NamedColumns, RegressorMixin, BaseEstimator):
             if x.shape[1] != count:
                 raise ValueError(f"`x` must have {count} columns, got {x.shape[1]}")
             given = (x - self.mean_[self.x_columns_]) / self.scale_[self.x_columns_]
-            given = torch.from_numpy(given).to(self.device)
+            given = torch.from_numpy(given).to(self.device_)
         mean, scale = (torch.from_numpy(part[wide]) for part in (self.mean_, self.scale_))
         rows = 1 if given is None else len(given)
         ends = [
@@ -220,7 +221,7 @@ class ConvexRegressor(NamedColumns, RegressorMixin, BaseEstimator):
         # In double precision, for a certificate as fine as it can be.
         energy = deepcopy(self.energy_).double()
         with torch.no_grad():
-            least, most = ((end - mean).div(scale).to(self.device) for end in ends)
+            least, most = ((end - mean).div(scale).to(self.device_) for end in ends)
             held = least == most  # a column that has one value only is given
             box = Box(least, torch.where(held, least + 1, most))
             fixed = (held, least) if bool(held.any()) else None
@@ -277,7 +278,7 @@ class ConvexRegressor(NamedColumns, RegressorMixin, BaseEstimator):
 
     def _standardised(self, X: Array) -> list[Tensor]:
         """The columns as the network takes them: `x` if there is one, and `y`."""
-        scaled = torch.from_numpy((X - self.mean_) / self.scale_).float().to(self.device)
+        scaled = torch.from_numpy((X - self.mean_) / self.scale_).float().to(self.device_)
         y = scaled[:, self.y_columns_]
         return [scaled[:, self.x_columns_], y] if len(self.x_columns_) else [y]
 

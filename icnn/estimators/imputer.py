@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
@@ -19,6 +19,7 @@ from icnn.estimators.columns import Columns
 from icnn.estimators.gaussian import most_likely
 from icnn.estimators.names import NamedColumns
 from icnn.estimators.pixels import MOST, PARTS, Pixels
+from icnn.estimators.portable import Portable
 from icnn.estimators.threads import threads
 from icnn.learning.progress import parts_done
 from icnn.solvers.argmin import argmin
@@ -32,7 +33,7 @@ ArrayLike = Any  # as scikit-learn takes it: arrays, data frames, lists
 ROWS = 4096  # answered at once
 
 
-class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
     """Fill in missing values (NaN) by minimising an energy over them, whichever they are.
 
         f(x, y) = |factor (y - mean)|^2 / 2 + sum(weight (y - x)^2) / 2

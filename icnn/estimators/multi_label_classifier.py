@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy import sparse
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -33,6 +33,7 @@ from icnn.estimators.label_energy import (
     unseen,
 )
 from icnn.estimators.networks import BATCH, go_on, logits, mixed, train_network
+from icnn.estimators.portable import Portable
 from icnn.estimators.threads import threads
 from icnn.learning.progress import parts_done
 from icnn.solvers.argmin import argmin
@@ -50,7 +51,7 @@ EXPERTS, KINDS = ("networks", "kernel", "both"), ("local", "labels", "both")
 ArrayLike = Any  # as scikit-learn takes it: arrays, sparse matrices, data frames, lists
 
 
-class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
+class MultiLabelClassifier(ClassifierMixin, Portable):
     """Labels whose energy is least: each has a score, and a convex network sees them together.
 
     Features that look like counts of words are weighted by how rare they are, unless somebody has
