@@ -1,4 +1,4 @@
-"""Does `Imputer` fill in gaps better than scikit-learn's imputers, and how long does it take?
+r"""Does `Imputer` fill in gaps better than scikit-learn's imputers, and how long does it take?
 
 Values are hidden in complete tables: each with the same chance (MCAR); by what other columns hold,
 a third of which stay known (MAR); or by what they are themselves, so that large or small ones are
@@ -6,12 +6,13 @@ missing more often (MNAR). The error is the root of the mean square over hidden 
 deviations of their columns. The rivals see standardised columns. Times are for `fit_transform`, one
 thread each.
 
-Cells that are done are kept in the folder `unfinished-imputation` until all are.
+Cells that are done are kept in a folder `unfinished-...` until all are.
 
 HyperImpute asks for packages older than ours, so that it has an environment of its own, made by
 
     python -m venv hyper
-    hyper/bin/pip install torch==2.13.0 hyperimpute scikit-learn==1.5.2 "pandas<2.3" "numpy<2.3"
+    hyper/bin/pip install torch==2.13.0 hyperimpute scikit-learn==1.5.2 "pandas<2.3" "numpy<2.3" \
+        safetensors
     hyper/bin/python -m benchmarks.imputation --hyperimpute
 
 (with newer ones it runs, and returns means). The last line adds it to the numbers of the others.
@@ -161,7 +162,9 @@ def rows_of(
             row[method] = f"{np.mean([found[cell, method][0] for cell in seeds]):.3f}"
         rows.append(row)
     errors = np.array([[found[cell, method][0] for method in methods] for cell in every])
-    ranks = errors.argsort(axis=1).argsort(axis=1) + 1
+    ranks = np.array(
+        [[(row < own).sum() + ((row == own).sum() + 1) / 2 for own in row] for row in errors]
+    )
     seconds = np.array([[found[cell, method][1] for method in methods] for cell in every])
     for name, over, numbers in (
         ("mean rank", f"{len(every)} runs", ranks),
@@ -189,7 +192,7 @@ def main() -> None:
     seeds = 1 if settings.fast else SEEDS
     wanted = [c for c in cells(seeds) if not settings.fast or c[0] in ("iris", "wine")]
     methods = (HYPER,) if settings.hyperimpute else METHODS
-    folder = settings.out / "unfinished-imputation"
+    folder = settings.out / f"unfinished-{report.code()}"
     kept: Any = Memory(folder, verbose=0).cache(measured)
     # The longest first, so that none is left over at the end.
     work = [(cell, method) for method in methods[::-1] for cell in wanted]

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given as suppose
 from hypothesis import settings
 from hypothesis import strategies as st
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_wine
 from sklearn.linear_model import LogisticRegression
@@ -70,7 +71,7 @@ def test_what_a_gaussian_says_of_gaps(seed: int, columns: int):
         o = known[row]
         filled, left = expected(row, o)
         torch.testing.assert_close(found.filled[row], torch.where(o, Z[row], filled))
-        torch.testing.assert_close(found.left[row], left, atol=1e-9, rtol=1e-7)
+        torch.testing.assert_close(S - found.pulls[row] @ S, left, atol=1e-9, rtol=1e-7)
         for j in range(columns):
             without = o.clone()
             without[j] = False
@@ -158,7 +159,8 @@ def test_better_than_a_gaussian_and_than_means():
     model = icnn.Imputer(random_state=0).fit(holes)
     Z = model._standardised(holes)
     columns: Any = model.model_
-    gaussian = columns._given(Z, ~gaps).filled.numpy() * model.scale_ + model.mean_
+    (found,) = columns._given(Z, ~gaps)
+    gaussian = found.filled.numpy() * model.scale_ + model.mean_
 
     def error(filled: np.ndarray) -> float:
         return float(np.sqrt(np.square((filled - X) / X.std(axis=0))[gaps].mean()))
@@ -244,6 +246,42 @@ def test_large_tables_and_many_pictures_are_drawn_from(monkeypatch: pytest.Monke
         assert np.isfinite(model.transform(holes)).all()
 
 
+@pytest.mark.parametrize("size", [1e200, 1e-200, 1e-13, 1e12])
+def test_units_do_not_matter(size: float):
+    X, units = table(), np.array([1.0, size, 1.0, 1 / size, size])
+    whole = icnn.Imputer(random_state=0).fit_transform(X)
+    np.testing.assert_allclose(
+        icnn.Imputer(random_state=0).fit_transform(X * units) / units, whole, rtol=1e-4
+    )
+
+
+def test_what_is_given_may_lie_far_out(fitted: icnn.Imputer):
+    rows = np.full((4, 5), np.nan)
+    rows[:, 0] = 1e3, 1e9, 1e100, -1e300
+    found = fitted.solve(rows)
+    assert bool(found.converged.all())
+    assert float(found.gap.max()) < 1e-2
+    filled = fitted.transform(rows)
+    np.testing.assert_array_equal(filled[:, 0], rows[:, 0])
+    assert (filled[:, 1:] >= fitted.low_[1:]).all()
+    assert (filled[:, 1:] <= fitted.high_[1:]).all()
+
+
+def test_answers_are_copies(fitted: icnn.Imputer):
+    whole = table(gaps=0)
+    assert not np.shares_memory(fitted.transform(whole), whole)
+
+
+def test_wide_tables():
+    X = np.random.default_rng(0).normal(size=(30, 1)) + np.zeros(60)
+    X[::3, ::7] = np.nan
+    filled = icnn.Imputer(random_state=0).fit_transform(X)
+    within = np.clip(X[:, [1]], np.nanmin(X, axis=0), np.nanmax(X, axis=0))
+    np.testing.assert_allclose(filled, within, atol=0.1)
+    with pytest.raises(ValueError, match="at most 1000 columns, got 1001"):
+        icnn.Imputer().fit(np.zeros((3, 1001)))
+
+
 BAD = [
     (lambda X: X[:1], {}, "minimum of 2 is required"),
     (lambda X: np.where(np.arange(5) == 3, np.nan, X), {}, "got none in column 3: drop it"),
@@ -253,6 +291,8 @@ BAD = [
     (lambda X: X, {"binary": [9]}, "`binary` must be columns of X, which has 5, got 9"),
     (lambda X: X, {"binary": [2]}, "`binary` must name columns of two values, got column 2 with"),
     (lambda X: X, {"device": "toaster"}, "`device` must be a device"),
+    (lambda X: X, {"symmetric": True}, "`symmetric` must be left out of tables"),
+    (lambda X: X, {"symmetric": "no"}, "`symmetric` must be one of True, False, got 'no'"),
 ]
 
 
@@ -440,10 +480,13 @@ def test_what_covariances_are_multiplied_with_keeps_them_such(symmetric: bool):
 BAD_PICTURES = [
     ({"image_shape": (8,)}, DIGITS, {}, "`image_shape` must be (height, width) or"),
     ({"image_shape": (80, 80)}, DIGITS, {}, "with at most 5000 numbers, got (80, 80)"),
-    ({"image_shape": "eight"}, DIGITS, {}, "`image_shape` must be a non-empty sequence"),
+    ({"image_shape": "eight"}, DIGITS, {}, "`image_shape` must be (height, width) or"),
+    ({"image_shape": SHAPE}, np.where(np.arange(8) == 3, np.nan, DIGITS), {}, "crop the pictures"),
     ({"image_shape": (8, 9)}, DIGITS, {}, "`X` must be pictures of shape (8, 9), (n, 8, 9) or"),
     ({"image_shape": SHAPE}, DIGITS[0], {}, "got (8, 8)"),
     ({"image_shape": SHAPE}, DIGITS, {"groups": [1, 2]}, "`groups` must be 240 names or numbers"),
+    ({"image_shape": SHAPE}, DIGITS, {"groups": [None, 1] * 120}, "`groups` must be names or"),
+    ({}, DIGITS[:, 0], {"groups": np.arange(240)}, "`groups` must be left out of tables"),
 ]
 
 
@@ -453,6 +496,33 @@ def test_bad_pictures(options: Any, images: np.ndarray, more: Any, told: str):
         icnn.Imputer(**options).fit(images, **more)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_groups_may_be_few(count: int):
+    """Choices are then made on as many parts, and none if there is one."""
+    model: Any = icnn.Imputer(image_shape=np.array(SHAPE), random_state=0)
+    model.fit(DIGITS[:60], groups=[f"kind {i % count}" for i in range(60)])
+    chosen = [taste != Taste() for _, taste in model.model_.tastes]
+    assert chosen == [count > 1] * 3
+
+
+def test_frames_of_pixels():
+    names = [f"pixel {i}" for i in range(64)]
+    frame = pd.DataFrame(DIGITS[:60].reshape(60, 64), columns=names)
+    model = icnn.Imputer(image_shape=SHAPE, random_state=0).set_output(transform="pandas")
+    holes = frame.copy()
+    holes.iloc[:, 40:] = np.nan
+    filled = model.fit(frame).transform(holes)
+    assert isinstance(filled, pd.DataFrame)
+    assert list(filled.columns) == names
+    with pytest.raises(ValueError, match="feature names"):
+        model.transform(holes[names[::-1]])
+    rows = icnn.Imputer(image_shape=SHAPE, random_state=0).set_output(transform="pandas")
+    assert rows.fit(DIGITS[:60]).transform(DIGITS[:3]).shape == (3, 64)
+
+
 def test_a_picture_of_the_wrong_size(pictures: icnn.Imputer):
+    with pytest.raises(TypeError, match="Sparse data was passed for X"):
+        pictures.transform(sparse.csr_array(DIGITS[:2].reshape(-1, 64)))
     with pytest.raises(ValueError, match=re.escape("(n, 8, 8) or (n, 64), got (2, 9, 9)")):
         pictures.transform(np.zeros((2, 9, 9)))

@@ -1,17 +1,17 @@
 """What is likely in the gaps of a table: a Gaussian, and machines that mend its answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.model_selection import KFold, cross_val_predict
-from torch import Tensor
 
 from icnn.estimators.gaussian import TABLE, Given, fit_gaussian, given
 from icnn.estimators.kernel import Kernel
 
-ROWS = 2000  # to learn from, of larger tables
+MOST = 1000  # columns, all of which are coupled
+ROWS, ROOM = 2000, 3e8  # to learn from, of larger tables; their number times columns squared
 FEW = 400  # of them, on which a kernel's parameters are chosen
 LEAST = 10  # known values of a column, to learn more of it than its Gaussian
 HIDDEN = 0.3  # of a table without gaps, to learn what to do where there are some
@@ -43,7 +43,8 @@ class Columns:
         self, Z: np.ndarray, known: np.ndarray, random: np.random.RandomState,
         done: Callable[[str], None],
     ):  # fmt: skip
-        rows = np.sort(random.permutation(len(Z))[:ROWS])
+        most = max(LEAST, min(ROWS, int(ROOM / Z.shape[1] ** 2)))
+        rows = np.sort(random.permutation(len(Z))[:most])
         Z, known = Z[rows], known[rows]
         done("a Gaussian")
         seen = known
@@ -52,7 +53,8 @@ class Columns:
         self.gaussian = fit_gaussian(torch.from_numpy(Z), torch.from_numpy(known))
         self.mean = self.gaussian[0].numpy()
         self.precision = np.linalg.inv(self.gaussian[1].numpy())
-        found = self._given(Z, seen)
+        parts = list(self._given(Z, seen))
+        found = Given(*(torch.cat([getattr(p, n) for p in parts]) for n in Given.__annotations__))
         self.machines: list[Machine | None] = []
         self.weight = np.ones(Z.shape[1])
         for j in range(Z.shape[1]):
@@ -67,7 +69,7 @@ class Columns:
 
     def __call__(self, Z: np.ndarray, known: np.ndarray) -> np.ndarray:
         """Rows with an answer in each gap."""
-        filled = self._given(Z, known).filled.numpy()
+        filled = torch.cat([part.filled for part in self._given(Z, known)]).numpy()
         answers = filled.copy()
         for j, machine in enumerate(self.machines):
             gaps = ~known[:, j]
@@ -75,15 +77,12 @@ class Columns:
                 answers[gaps, j] = machine(filled[gaps])
         return answers
 
-    def _given(self, Z: np.ndarray, known: np.ndarray) -> Given:
-        """What the Gaussian says; many rows in parts."""
+    def _given(self, Z: np.ndarray, known: np.ndarray) -> Iterator[Given]:
+        """What the Gaussian says of rows, some at a time."""
         step = max(1, int(TABLE / Z.shape[1] ** 2))
-        parts = [
-            given(torch.from_numpy(Z[i : i + step]), torch.from_numpy(known[i : i + step]),
-                  *self.gaussian)
-            for i in range(0, len(Z), step)
-        ]  # fmt: skip
-        return Given(*(joined([getattr(p, n) for p in parts]) for n in Given.__annotations__))
+        for i in range(0, len(Z), step):
+            rows, seen = (torch.from_numpy(part[i : i + step]) for part in (Z, known))
+            yield given(rows, seen, *self.gaussian)
 
 
 class Machine:
@@ -116,8 +115,3 @@ class Machine:
 def worth(answers: np.ndarray, true: np.ndarray) -> float:
     """Of a kernel's answers: the less they are wrong, the more."""
     return -float(np.square(answers - true).mean())
-
-
-def joined(parts: list[Tensor]) -> Tensor:
-    """Of rows."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -21,14 +21,12 @@ class Given:
         alone: The mean of each column given all other known ones: the same where it is missing.
         variance: Of each column, given those.
         pulls: How much the mean of column i moves with the value of column j, `(B, n, n)`.
-        left: The covariance of what is missing.
     """
 
     filled: Tensor
     alone: Tensor
     variance: Tensor
     pulls: Tensor
-    left: Tensor
 
     def without(self, rows: Tensor, j: int) -> Tensor:
         """Rows as they would be filled if column j were missing too: it says nothing of itself."""
@@ -40,20 +38,20 @@ def given(Z: Tensor, known: Tensor, mean: Tensor, covariance: Tensor) -> Given:
     """What a Gaussian says of rows `Z`, whose numbers count where `known`."""
     # With S the covariance and o the known columns of a row, K has S_oo^-1 in its block o, else 0:
     # the block of o in S, and ones on the diagonal elsewhere, is inverted as a whole.
-    o = known.to(covariance.dtype)
+    kinds, of = torch.unique(known, dim=0, return_inverse=True)
+    o = kinds.to(covariance.dtype)
     both = o[:, :, None] * o[:, None, :]
-    K = torch.linalg.inv(covariance * both + torch.diag_embed(1 - o)) * both
+    K = (torch.linalg.inv(covariance * both + torch.diag_embed(1 - o)) * both)[of]
     away = torch.where(known, Z - mean, 0.0)
     # mean of m given o: mean_m + S_mo S_oo^-1 (z_o - mean_o);    covariance: S_mm - S_mo K S_om
     pulls = covariance @ K
     filled = torch.where(known, Z, mean + (pulls @ away[:, :, None])[:, :, 0])
-    left = covariance - pulls @ covariance
+    left = covariance.diagonal() - (pulls * covariance).sum(dim=2)
     # Without j among o:    z_j - [K (z - mean)]_j / K_jj, and its variance is 1 / K_jj.
     diagonal = K.diagonal(dim1=1, dim2=2)
     tight = torch.where(known, diagonal, 1.0)
     alone = torch.where(known, Z - (K @ away[:, :, None])[:, :, 0] / tight, filled)
-    variance = torch.where(known, 1 / tight, left.diagonal(dim1=1, dim2=2))
-    return Given(filled, alone, variance, pulls, left)
+    return Given(filled, alone, torch.where(known, 1 / tight, left), pulls)
 
 
 def fit_gaussian(Z: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,16 +64,16 @@ def fit_gaussian(Z: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     mean, covariance = Z.new_zeros(columns), torch.eye(columns, dtype=Z.dtype)
     step = max(1, int(TABLE / columns**2))
     for _ in range(ROUNDS):
-        filled, left = [], torch.zeros_like(covariance)
+        filled, pulls = [], torch.zeros_like(covariance)
         for begin in range(0, rows, step):
             part = slice(begin, begin + step)
             found = given(Z[part], known[part], mean, covariance)
             filled.append(found.filled)
-            left += found.left.sum(dim=0)
+            pulls += found.pulls.sum(dim=0)
         whole = torch.cat(filled)
         mean = whole.mean(dim=0)
         away = whole - mean
-        before = covariance
+        before, left = covariance, rows * covariance - pulls @ covariance
         covariance = (away.T @ away + left + PRIOR * torch.eye(columns)) / (rows + PRIOR)
         if float((covariance - before).abs().max()) < STILL:
             break

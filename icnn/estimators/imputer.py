@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import sparse
+from sklearn import get_config
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from icnn.checks import check_device, check_widths
+from icnn.checks import check_choice, check_device, check_widths
 from icnn.energies.compose import Quadratic, Sum
 from icnn.energies.gaussian import Gaussian
+from icnn.estimators.columns import MOST as MOST_COLUMNS
 from icnn.estimators.columns import Columns
 from icnn.estimators.gaussian import most_likely
 from icnn.estimators.names import NamedColumns
@@ -31,6 +34,9 @@ Array = NDArray[np.floating[Any]]
 ArrayLike = Any  # as scikit-learn takes it: arrays, data frames, lists
 
 ROWS = 4096  # answered at once
+FLAT = 1e-12  # a standard deviation, in units of the largest number, that is rounding
+FAR = 10.0  # standard deviations beyond the range: what is given there counts as no farther
+MOMENTS = (np.nanmean, np.nanstd)
 
 
 class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
@@ -100,21 +106,35 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
                 chosen for pictures of some people shall be good for others. For `image_shape`.
         """
         self.device_ = check_device("device", self.device)
+        check_choice("symmetric", self.symmetric, (True, False))
+        if self.image_shape is None and (groups is not None or self.symmetric):
+            named = "`symmetric`" if groups is None else "`groups`"
+            raise ValueError(f"{named} must be left out of tables: pictures have an `image_shape`")
         X = self._read(X, reset=True)
+        if self.image_shape is None and X.shape[1] > MOST_COLUMNS:
+            raise ValueError(
+                f"`X` must have at most {MOST_COLUMNS} columns, got {X.shape[1]}: fill in some of "
+                "them at a time"
+            )
         known = ~np.isnan(X)
         empty = np.flatnonzero(~known.any(axis=0))
         if len(empty):
+            what = (
+                "drop it" if self.image_shape is None else "crop the pictures, or put a value there"
+            )
             raise ValueError(
                 f"`X` must have a value in each column, got none in {self._name(int(empty[0]))}: "
-                "drop it"
+                f"{what}"
             )
         self.low_, self.high_ = np.nanmin(X, axis=0), np.nanmax(X, axis=0)
-        self.mean_, self.scale_ = np.nanmean(X, axis=0), np.nanstd(X, axis=0)
         if self.image_shape is not None:  # all pixels are measured alike
             self.low_[:], self.high_[:] = self.low_.min(), self.high_.max()
-            self.mean_[:], self.scale_[:] = np.nanmean(X), np.nanstd(X)
-        flat = self.scale_ <= 1e-12 * (1 + np.abs(self.mean_))
-        self.scale_[flat] = 1.0
+        most = np.maximum(np.abs(self.low_), np.abs(self.high_))
+        most[most == 0] = 1.0
+        part = X / most  # whose squares do not overflow
+        alike = None if self.image_shape is not None else 0
+        mean, scale = (np.broadcast_to(f(part, axis=alike), most.shape) for f in MOMENTS)
+        self.mean_, self.scale_ = mean * most, np.where(scale > FLAT, scale, 1.0) * most
         self.binary_ = self._two_valued(X, known)
         random = check_random_state(self.random_state)
         Z = self._standardised(X)
@@ -124,7 +144,7 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
                 self.model_ = Columns(Z, known, random, done)
         else:
             groups = self._together(groups, len(X))
-            about = (self.image_shape, self.symmetric, groups, random, self.device_)
+            about = (self._shape(), bool(self.symmetric), groups, random, self.device_)
             with parts_done(self.progress, PARTS) as done:
                 self.model_ = Pixels(Z, known, *about, done)
         factor = np.ascontiguousarray(np.linalg.cholesky(self.model_.precision).T)
@@ -136,17 +156,19 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
     def transform(self, X: ArrayLike) -> Array:
         """Rows without gaps: what was known stays as it was, to the bit."""
         check_is_fitted(self)
-        shape = np.shape(X) if self.image_shape is not None else None  # pictures stay pictures
-        X = self._read(X)
-        gaps = np.isnan(X)
-        if not gaps.any():
-            return X if shape is None else X.reshape(shape)
-        filled = self._solved(X).y.numpy()
-        for j in np.flatnonzero(self.binary_):
-            middle = (self.low_[j] + self.high_[j]) / 2
-            filled[:, j] = np.where(filled[:, j] > middle, self.high_[j], self.low_[j])
-        filled = np.where(gaps, filled, X)
-        return filled if shape is None else filled.reshape(shape)
+        given, X = X, self._read(X)
+        gaps, filled = np.isnan(X), X.copy()
+        if gaps.any():
+            found = self._solved(X).y.numpy()
+            for j in np.flatnonzero(self.binary_):
+                middle = self.low_[j] / 2 + self.high_[j] / 2
+                found[:, j] = np.where(found[:, j] > middle, self.high_[j], self.low_[j])
+            filled[gaps] = found[gaps]
+        own = getattr(self, "_sklearn_output_config", {})
+        framed = own.get("transform", get_config()["transform_output"]) != "default"
+        if self.image_shape is None or framed:
+            return filled
+        return filled.reshape(np.asarray(given).shape)  # pictures stay pictures
 
     def solve(self, X: ArrayLike) -> Solution:
         """The answers with their certificates: `y` in units of the data, the rest as of `energy_`.
@@ -196,25 +218,32 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
     def _read(self, X: Any, reset: bool = False) -> Array:
         """Rows of numbers; pictures become rows."""
         if self.image_shape is not None:
-            shape = check_widths("image_shape", self.image_shape)
-            if len(shape) not in (2, 3) or np.prod(shape) > MOST:
-                raise ValueError(
-                    "`image_shape` must be (height, width) or (height, width, colours), with at "
-                    f"most {MOST} numbers, got {shape}"
-                )
-            X = np.asarray(X)
-            if X.shape[1:] == shape:
-                X = X.reshape(len(X), -1)
-            if X.ndim != 2 or X.shape[1] != np.prod(shape):
-                rows = f"(n, {np.prod(shape)})"
+            shape, count = self._shape(), int(np.prod(self._shape()))
+            if not hasattr(X, "columns") and not sparse.issparse(X):
+                X = np.asarray(X)
+                X = X.reshape(len(X), -1) if X.shape[1:] == shape else X
+            if len(X.shape) != 2 or X.shape[1] != count:
                 raise ValueError(
                     f"`X` must be pictures of shape {shape}, (n, {', '.join(map(str, shape))}) or "
-                    f"{rows}, got {X.shape}"
+                    f"(n, {count}), got {X.shape}"
                 )
         return validate_data(  # pyright: ignore
             self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan",
             ensure_min_samples=2 if reset else 1,
         )  # fmt: skip
+
+    def _shape(self) -> tuple[int, ...]:
+        """That of pictures."""
+        told = self.image_shape
+        told = told.tolist() if isinstance(told, np.ndarray) else told
+        if isinstance(told, Sequence) and not isinstance(told, str) and len(told) in (2, 3):
+            shape = check_widths("image_shape", told)
+            if np.prod(shape) <= MOST:
+                return shape
+        raise ValueError(
+            "`image_shape` must be (height, width) or (height, width, colours), with at most "
+            f"{MOST} numbers, got {self.image_shape!r}"
+        )
 
     def _together(self, groups: Any, count: int) -> NDArray[Any]:
         """A group for each picture; by default its own."""
@@ -223,11 +252,15 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
         groups = np.asarray(groups)
         if groups.shape != (count,):
             raise ValueError(f"`groups` must be {count} names or numbers, got {groups.shape}")
-        return groups
+        try:
+            return np.unique(groups, return_inverse=True)[1]
+        except TypeError:
+            raise ValueError("`groups` must be names or numbers, got some of both") from None
 
     def _standardised(self, X: Array) -> Array:
-        """Gaps become zeros."""
-        return np.nan_to_num((X - self.mean_) / self.scale_, nan=0.0)
+        """Gaps become zeros. Numbers far out would drown all others, and do not say much."""
+        low, high = self.low_ - FAR * self.scale_, self.high_ + FAR * self.scale_
+        return np.nan_to_num((np.clip(X, low, high) - self.mean_) / self.scale_, nan=0.0)
 
     def _two_valued(self, X: Array, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which columns hold two values: the named ones must."""

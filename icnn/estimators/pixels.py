@@ -160,7 +160,7 @@ class Pixels:
         kinds = random.permutation(np.unique(groups))
         mixed = random.permutation(len(whole))  # they may be sorted
         parts: list[tuple[Tensor, Tensor]] = []
-        for part in np.array_split(kinds, FOLDS)[:TRIED]:
+        for part in np.array_split(kinds, min(FOLDS, len(kinds)))[:TRIED]:
             out = np.isin(groups[mixed], part)
             parts.append((whole[mixed[~out][:FEW]], whole[mixed[out][: FEW // 4]]))
         if min(len(rest) for rest, _ in parts) < 2:

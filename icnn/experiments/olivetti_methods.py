@@ -42,10 +42,11 @@ class Settings:
 
 @dataclass
 class Curve:
-    """Squared errors over epochs."""
+    """Squared errors over epochs, and what the best one makes of the test faces."""
 
     train: list[float] = field(default_factory=list)
     test: list[float] = field(default_factory=list)
+    images: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     @property
     def best(self) -> float:
@@ -55,7 +56,7 @@ class Curve:
 
 @dataclass
 class Completed:
-    """What a method makes of the missing half, and how long it took."""
+    """What a method makes of the missing half, and how long that took, with all training."""
 
     images: np.ndarray
     seconds: float
@@ -116,8 +117,12 @@ def paper(name: str, settings: Settings, train: Faces, test: Faces) -> Curve:
     def look(run: Any) -> None:
         run.energy.eval()
         with torch.no_grad():
-            curve.test.append(float(loss(run.energy, *held)))
+            found = answer(run.energy, held[0])
+        curve.test.append(255**2 * float((found - held[1]).square().mean()))
         curve.train.append(float(run.history.rows[-1]["loss"]))
+        if curve.test[-1] == curve.best:
+            curve.images = test.images.astype(float)
+            curve.images[:, :, :32] = 255 * found[:, 0].numpy()
 
     images, other = (torch.from_numpy(part.images).float() / 255 for part in (train, test))
     loader, held = Moved(images, 70), halves(other)
@@ -141,7 +146,7 @@ def by_mean(train: Faces, test: np.ndarray, gaps: np.ndarray) -> Completed:
 
 
 def by_nearest(train: Faces, test: np.ndarray, gaps: np.ndarray) -> Completed:
-    """The face whose known half is nearest."""
+    """The face whose known pixels are nearest."""
     since = time.perf_counter()
     x, y = train.images[:, ~gaps].astype(float), train.images[:, gaps]
     rows = distances(test[:, ~gaps], x).argmin(axis=1)
@@ -206,22 +211,26 @@ def filled(images: np.ndarray, gaps: np.ndarray, y: np.ndarray) -> np.ndarray:
     return found
 
 
-def imputer(train: Faces, seed: int) -> icnn.Imputer:
-    """Ours: one for all gaps."""
+def imputer(train: Faces, seed: int) -> tuple[icnn.Imputer, float]:
+    """Ours: one for all gaps; and how long it learned."""
+    since = time.perf_counter()
     shape = train.images.shape[1:]
     model = icnn.Imputer(image_shape=shape, symmetric=True, random_state=seed)
-    return model.fit(train.images.astype(float), groups=train.people)
+    model.fit(train.images.astype(float), groups=train.people)
+    return model, time.perf_counter() - since
 
 
-def by_imputer(model: icnn.Imputer, test: np.ndarray, gaps: np.ndarray) -> dict[str, Completed]:
+def by_imputer(
+    model: icnn.Imputer, training: float, test: np.ndarray, gaps: np.ndarray
+) -> dict[str, Completed]:
     """What it answers, and what its machines alone do."""
     holes = np.where(gaps, np.nan, test.astype(float)).reshape(len(test), -1)
     since = time.perf_counter()
     center = model.answers(holes).reshape(test.shape)
-    alone = time.perf_counter() - since
+    alone = training + time.perf_counter() - since
     since = time.perf_counter()
     found = model.solve(holes)
-    seconds = time.perf_counter() - since
+    seconds = training + time.perf_counter() - since
     return {
         CENTER: Completed(filled(test, gaps, center[:, gaps]), alone),
         OURS: Completed(found.y.numpy().reshape(test.shape), seconds, found.gap.numpy()),
