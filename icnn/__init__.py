@@ -1,5 +1,6 @@
 """Input convex neural networks: energies `f(x, y)` that are convex in `y` by construction."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from icnn import losses
@@ -28,6 +29,7 @@ from icnn.solvers.solution import Solution, Status
 from icnn.solvers.stream import stream
 
 if TYPE_CHECKING:
+    from icnn import data
     from icnn.estimators.convex_regressor import ConvexRegressor
     from icnn.estimators.imputer import Imputer
     from icnn.estimators.multi_label_classifier import MultiLabelClassifier
@@ -64,6 +66,7 @@ __all__ = [
     "calibrate_",
     "check_convexity",
     "convexify",
+    "data",
     "fit",
     "keep_convex",
     "load",
@@ -75,15 +78,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Estimators need scikit-learn, which is not needed for all the rest."""
+    """Estimators and data need packages that are not needed for all the rest."""
     rooms = {
         "ConvexRegressor": "convex_regressor",
         "Imputer": "imputer",
         "MultiLabelClassifier": "multi_label_classifier",
     }
+    if name == "data":
+        return import_module("icnn.data")
     if name in rooms:
-        from importlib import import_module
-
         from icnn.extras import require
 
         require("sklearn", "sklearn")

@@ -213,6 +213,8 @@ def test_data_frames_and_two_valued_columns():
         icnn.Imputer(binary="auto", random_state=0).fit(X).binary_, model.binary_
     )
     assert list(model.get_feature_names_out()) == list(X.columns)
+    X["yes"] = X["yes"].where(X["yes"] == 1)  # as may come in a part of the rows
+    assert set(icnn.Imputer(binary=["yes"]).fit_transform(X)[:, 5]) == {1.0}
 
 
 def test_in_a_pipeline():
@@ -483,7 +485,8 @@ BAD_PICTURES = [
     ({"image_shape": "eight"}, DIGITS, {}, "`image_shape` must be (height, width) or"),
     ({"image_shape": SHAPE}, np.where(np.arange(8) == 3, np.nan, DIGITS), {}, "crop the pictures"),
     ({"image_shape": (8, 9)}, DIGITS, {}, "`X` must be pictures of shape (8, 9), (n, 8, 9) or"),
-    ({"image_shape": SHAPE}, DIGITS[0], {}, "got (8, 8)"),
+    ({"image_shape": SHAPE}, DIGITS[0], {}, "got (8, 8): one is X[None]"),
+    ({}, DIGITS, {}, "as in Imputer(image_shape=(8, 8))"),
     ({"image_shape": SHAPE}, DIGITS, {"groups": [1, 2]}, "`groups` must be 240 names or numbers"),
     ({"image_shape": SHAPE}, DIGITS, {"groups": [None, 1] * 120}, "`groups` must be names or"),
     ({}, DIGITS[:, 0], {"groups": np.arange(240)}, "`groups` must be left out of tables"),
@@ -500,7 +503,7 @@ def test_bad_pictures(options: Any, images: np.ndarray, more: Any, told: str):
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_groups_may_be_few(count: int):
     """Choices are then made on as many parts, and none if there is one."""
-    model: Any = icnn.Imputer(image_shape=np.array(SHAPE), random_state=0)
+    model: Any = icnn.Imputer(random_state=0).set_params(image_shape=np.array(SHAPE))
     model.fit(DIGITS[:60], groups=[f"kind {i % count}" for i in range(60)])
     chosen = [taste != Taste() for _, taste in model.model_.tastes]
     assert chosen == [count > 1] * 3

@@ -47,7 +47,8 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
     over rows `y`, whose known values are given. The first term is a Gaussian of all columns, fitted
     to rows with gaps; it couples the values that are missing. In the second, `x` are answers to
     each missing value by machines that learn what the Gaussian leaves over: a kernel and trees. The
-    sum is convex; its minimum within the range that each column had is found with a certificate.
+    sum is convex; its minimum within the range that each column had is found with a certificate: of
+    the minimum, and not of how near that is to the truth.
 
     For pictures, `image_shape` makes rows of pixels: covariances count less with the distance, and
     the answers `x` come from kernel machines that look at known pixels nearby, made for whatever is
@@ -64,7 +65,7 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
         progress: Whether a bar shows how far `fit` is.
 
     Attributes:
-        energy_: The energy, of standardised rows.
+        energy_: The energy, of rows standardised by `mean_` and `scale_`.
         low_: The least value of each column in `fit`, and `high_` the largest: answers lie between.
         binary_: Which columns hold two values.
 
@@ -217,7 +218,13 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
 
     def _read(self, X: Any, reset: bool = False) -> Array:
         """Rows of numbers; pictures become rows."""
-        if self.image_shape is not None:
+        if self.image_shape is None:
+            if len(got := getattr(X, "shape", ())) > 2:
+                raise ValueError(
+                    f"`X` must be rows, got {got}: pictures have an `image_shape`, as in "
+                    f"Imputer(image_shape={tuple(got[1:])})"
+                )
+        else:
             shape, count = self._shape(), int(np.prod(self._shape()))
             if not hasattr(X, "columns") and not sparse.issparse(X):
                 X = np.asarray(X)
@@ -225,7 +232,7 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
             if len(X.shape) != 2 or X.shape[1] != count:
                 raise ValueError(
                     f"`X` must be pictures of shape {shape}, (n, {', '.join(map(str, shape))}) or "
-                    f"(n, {count}), got {X.shape}"
+                    f"(n, {count}), got {X.shape}" + ": one is X[None]" * (X.shape == shape)
                 )
         return validate_data(  # pyright: ignore
             self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan",
@@ -265,12 +272,12 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
     def _two_valued(self, X: Array, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which columns hold two values: the named ones must."""
         ends = np.equal(X, self.low_) | np.equal(X, self.high_)
-        two = (ends | ~known).all(axis=0) & (self.low_ < self.high_)
+        two = np.asarray((ends | ~known).all(axis=0))
         if isinstance(self.binary, str):
             if self.binary != "auto":
                 got = f"{self.binary!r}: try [{self.binary!r}]"
                 raise ValueError(f"`binary` must be a list of columns or 'auto', got {got}")
-            return two
+            return two & (self.low_ < self.high_)
         if not isinstance(self.binary, Iterable):
             raise ValueError(f"`binary` must be a list of columns or 'auto', got {self.binary!r}")
         found = np.zeros(X.shape[1], dtype=bool)
