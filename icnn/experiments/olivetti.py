@@ -273,8 +273,8 @@ def worst(gap: np.ndarray | None) -> float | None:
 
 
 def spread(values: np.ndarray) -> str:
-    """Mean and standard deviation."""
-    return f"{values.mean():.1f}" + (f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else "")
+    """Mean and standard deviation, if there is any."""
+    return f"{values.mean():.1f}" + (f" ± {values.std(ddof=1):.1f}" if np.ptp(values) > 0 else "")
 
 
 def told_of(difference: Difference) -> str:
