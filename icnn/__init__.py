@@ -29,7 +29,7 @@ from icnn.solvers.solution import Solution, Status
 from icnn.solvers.stream import stream
 
 if TYPE_CHECKING:
-    from icnn import data
+    from icnn import data as data
     from icnn.estimators.convex_regressor import ConvexRegressor
     from icnn.estimators.imputer import Imputer
     from icnn.estimators.multi_label_classifier import MultiLabelClassifier
@@ -66,7 +66,6 @@ __all__ = [
     "calibrate_",
     "check_convexity",
     "convexify",
-    "data",
     "fit",
     "keep_convex",
     "load",

@@ -119,6 +119,8 @@ def test_estimators_are_found_by_name():
     from icnn.estimators.convex_regressor import ConvexRegressor
 
     assert icnn.ConvexRegressor is ConvexRegressor
+    code = "import icnn; print(icnn.data.olivetti.__name__)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "olivetti"
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         icnn.Nothing  # noqa: B018  # pyright: ignore
 
