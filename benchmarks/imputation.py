@@ -175,7 +175,10 @@ def rows_of(
     ):
         if len(numbers):
             means = zip(methods, numbers.mean(axis=0), strict=True)
-            rows.append({"data": name, "missing": over, **{m: f"{mean:.2f}" for m, mean in means}})
+            row = {"data": name, "missing": over, **{m: f"{mean:.2f}" for m, mean in means}}
+            if numbers is seconds and HYPER in row:
+                row[HYPER] = ""  # from another run: not to be compared
+            rows.append(row)
     return rows
 
 
