@@ -36,7 +36,6 @@ ArrayLike = Any  # as scikit-learn takes it: arrays, data frames, lists
 ROWS = 4096  # answered at once
 FLAT = 1e-12  # a standard deviation, in units of the largest number, that is rounding
 FAR = 10.0  # standard deviations beyond the range: what is given there counts as no farther
-MOMENTS = (np.nanmean, np.nanstd)
 
 
 class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
@@ -134,7 +133,8 @@ class Imputer(NamedColumns, OneToOneFeatureMixin, TransformerMixin, Portable):
         most[most == 0] = 1.0
         part = X / most  # whose squares do not overflow
         alike = None if self.image_shape is not None else 0
-        mean, scale = (np.broadcast_to(f(part, axis=alike), most.shape) for f in MOMENTS)
+        mean = np.broadcast_to(np.nanmean(part, axis=alike), most.shape)
+        scale = np.broadcast_to(np.nanstd(part, axis=alike), most.shape)
         self.mean_, self.scale_ = mean * most, np.where(scale > FLAT, scale, 1.0) * most
         self.binary_ = self._two_valued(X, known)
         random = check_random_state(self.random_state)

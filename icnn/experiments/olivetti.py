@@ -77,6 +77,7 @@ def run(settings: Settings) -> dict[str, Any]:
     if settings.fast:
         faces = Faces(faces.images[:, ::4, ::4], faces.people)
     train, test = faces[faces.people < TRAINING], faces[faces.people >= TRAINING]
+    # What an interrupted run of this code has done already; at the end it is thrown away.
     done_before = settings.out / f"unfinished-{report.code()}"
     if settings.final:
         report.note(
@@ -113,8 +114,8 @@ def run(settings: Settings) -> dict[str, Any]:
     for name in names:  # tables of the documents
         table = {key: told[key] for key in ("settings", "made")} | told[name]
         report.store(f"olivetti-{name}", table, settings.out)
-    told_of_people = [told["people"]["rows"], told["paper"]["rows"]] if settings.final else []
-    for rows in (told["rows"], told["gain"]["rows"], told["gaps"]["rows"], *told_of_people):
+    only_final = [told["people"]["rows"], told["paper"]["rows"]] if settings.final else []
+    for rows in (told["rows"], told["gain"]["rows"], told["gaps"]["rows"], *only_final):
         print(report.table(rows))
     for name, gaps in told["gap of each face"].items():
         print(f"certified gap of each face, {name}: {' '.join(f'{gap:.0e}' for gap in gaps)}")
