@@ -228,7 +228,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]):
     icnn.Imputer(random_state=0, progress=True).fit(table(30, 3))
     assert "4 of 4: column 3" in capsys.readouterr().err
     icnn.Imputer(image_shape=SHAPE, random_state=0, progress=True).fit(DIGITS[:40])
-    assert "8 of 8: all pictures" in capsys.readouterr().err
+    assert "10 of 10: all pictures" in capsys.readouterr().err
 
 
 def test_large_tables_and_many_pictures_are_drawn_from(monkeypatch: pytest.MonkeyPatch):
@@ -243,7 +243,7 @@ def test_large_tables_and_many_pictures_are_drawn_from(monkeypatch: pytest.Monke
     for symmetric in (False, True):
         model: Any = icnn.Imputer(image_shape=SHAPE, symmetric=symmetric, random_state=0)
         model.fit(DIGITS[:120])
-        assert len(model.model_.machines.examples) == 50
+        assert len(model.model_.pictures) * (1 + symmetric) == 50
         holes = np.where(masks()["half"], np.nan, DIGITS[:3])
         assert np.isfinite(model.transform(holes)).all()
 
@@ -416,7 +416,7 @@ def test_machines_are_gaussian_processes(symmetric: bool):
     machines = Machines(examples, 1, symmetric, shape, torch.device("cpu"))
     known = torch.arange(36).reshape(6, 6)[:, :] < 24
     known = known.flatten()
-    given_pixels, taste = torch.rand(4, 24), Taste(0.5, 0.6, 0.3, 2.0, 0.2)
+    given_pixels, taste = torch.rand(4, 24), Taste(0.5, 0.6, 0.3, 2.0, 0.2, 0.4)
     found = machines(known, given_pixels, taste)
     both = torch.cat([examples[:, known], given_pixels]).double()
     contrast = (both.std(dim=1, correction=0) + local_machines.FLAT)[:, None] ** taste.contrast
@@ -450,7 +450,7 @@ def test_machines_are_gaussian_processes(symmetric: bool):
 
         w = bump(center)
         if symmetric:
-            share = local_machines.MIRRORED
+            share = taste.mirrored
             w = (1 - share) * w + share * bump(torch.stack([center[0], 5 - center[1]]))
         w = torch.where(w > 1e-2 * w.max(), w, 0.0)
         return (w / w.sum() + taste.everywhere / len(w)) / (1 + taste.everywhere)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 SIDE = 8  # blocks along a side of a picture, each with a machine of its own
 FEW = 100  # examples, whose median distance to all is the unit
-# How much pixels count near the mirrored block; how far from the nearest known one they count there
-# and here, in sixty-fourths of a side, and how much farther for each pixel to go there.
-MIRRORED, NEAR_MIRRORED, NEAR, FARTHER = 0.3, 4.0, 1.0, 0.4
+# How far pixels count from the known one that is nearest to a block, and to its mirror image, in
+# sixty-fourths of a side, and how much farther for each pixel to go there.
+NEAR, NEAR_MIRRORED, FARTHER = 1.0, 4.0, 0.4
 WIDTH = 0.1  # of the kernel exp(-sqrt(2 width d^2))
 MORE = 6.0  # the ridge of mirrored pictures, in units of that of others: they are less alike
 FLAT = 0.1  # added to contrasts
@@ -28,21 +28,28 @@ class Taste:
         contrast: The power of the standard deviation of known pixels that is divided out.
         steepness: How much differences of pixels count beside pixels.
         ridge: What is added to the diagonal of kernels.
+        mirrored: How much pixels count that are near the mirror image of a block.
+        aligned: Whether pictures to learn from are moved to where the one to complete is likely to
+            be, and not just copied to either side.
     """
 
-    everywhere: float = 1.0
-    level: float = 0.0
+    everywhere: float = 0.1
+    level: float = 0.75
     contrast: float = 0.0
     steepness: float = 0.0
     ridge: float = 0.1
+    mirrored: float = 0.3
+    aligned: bool = False
 
 
 CHOICES = {
-    "everywhere": (0.1, 0.3, 1.0, 3.0),
+    "everywhere": (0.03, 0.1, 0.3, 1.0, 3.0),
     "level": (0.0, 0.5, 0.75),
     "contrast": (0.0, 0.3),
+    "steepness": (0.0, 3.0),
+    "mirrored": (0.2, 0.5),
     "ridge": (0.03, 0.1, 0.3, 1.0),
-    "steepness": (0.0, 2.0),
+    "aligned": (True,),
 }
 
 
@@ -126,7 +133,7 @@ class Machines:
         weight = self._bump(features.places, block.centers[0], NEAR)
         if self.symmetric:
             other = self._bump(features.places, block.centers[1], NEAR_MIRRORED)
-            weight = (1 - MIRRORED) * weight + MIRRORED * other
+            weight = (1 - taste.mirrored) * weight + taste.mirrored * other
         near = (weight > 1e-2 * weight.max()).nonzero()[:, 0]
         weight = (weight[near] / weight[near].sum()).float()
         part, count = features.numbers[:, near], len(self.examples)

@@ -2,28 +2,45 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.ndimage import distance_transform_edt
 from torch import Tensor
-from torch.nn import functional as F
 
 from icnn.estimators.gaussian import most_likely
 from icnn.estimators.local_machines import CHOICES, Machines, Taste, apart, places
+from icnn.estimators.moves import Aligned, moved
 
 MOST = 5000  # pixels, all of which are coupled
 EXAMPLES = 2100  # of machines, shifted and mirrored pictures included
 FEW = 400  # pictures to choose settings on
 FOLDS, TRIED = 5, 3  # parts of the groups, and how many of them are held out in turn for that
-SHIFTS = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1), (-1, 1))
+SHIFTS = tuple(product((0, 1, -1), repeat=2))  # down and across
+COPIES = 3  # of each picture, two of them moved by
+AWAY = 2 / 64  # of a side
+SMOOTH = 0.5  # of the ridge for pictures that are aligned
 LARGE = 32  # pixels along a side, of pictures that look alike when they are moved by one
 # How much of a covariance counts at any distance, and how much of the rest for a pixel's own side;
 # how far it reaches, in sixty-fourths of a side; what is added to variances.
-ALWAYS, OWN, REACH, NOISE = 0.5, 0.5, 8.0, 0.1
+ALWAYS, OWN, REACH, NOISE = 0.1, 0.5, 13.0, 0.1
 PARTS = len(CHOICES) + 3  # that a fit tells of
-PULLS = (0.3, 1.0, 3.0, 10.0, 30.0)
+PULLS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+
+class Trial(NamedTuple):
+    """How wrong machines are about each group, in some way, and what they answer for each part."""
+
+    taste: Taste
+    errors: np.ndarray
+    answers: list[Tensor]
+
+    def clearly_better(self, other: "Trial") -> bool:
+        """By more than the standard error: of few people much is by chance."""
+        gain = other.errors - self.errors
+        return float(gain.mean()) > float(gain.std()) / len(gain) ** 0.5
 
 
 class Pixels:
@@ -32,7 +49,7 @@ class Pixels:
     Few pictures say little about pixels far from each other, so that covariances count less with
     the distance. How machines weigh things, and how much their answers count beside the Gaussian,
     is chosen on a part of the pictures, with half of each missing in several ways; gaps take the
-    choice that was made for those most like them.
+    choice that was made for those most like them. A setting is changed if that is clearly better.
 
     Args:
         Z: Standardised pictures, as rows; numbers count where
@@ -50,6 +67,8 @@ class Pixels:
         precision: the inverse of its covariance.
         weight: Of the answers, for `icnn.Quadratic`.
         tastes: How machines weigh things: gaps like these, in this way.
+        pictures: What machines learn from,
+        copies: and how often, where they are not aligned.
     """
 
     def __init__(
@@ -58,19 +77,20 @@ class Pixels:
         done: Callable[[str], None],
     ):  # fmt: skip
         height, width, colours = (*shape, 1)[:3]
-        self.shape, self.symmetric, self.device = (height, width, colours), symmetric, device
+        self.shape, self.symmetric = (height, width, colours), symmetric
         self.places = places(self.shape)
-        self.shifts = SHIFTS if min(height, width) >= LARGE else SHIFTS[:1]
+        self.large = min(height, width) >= LARGE
         done("a Gaussian")
         taper = self._taper()
         whole = self._completed(torch.from_numpy(Z), torch.from_numpy(known), taper)
-        self.tastes, pull = self._chosen(whole, groups, taper, random, done)
+        self.tastes, pull = self._chosen(whole, groups, taper, random, device, done)
         done("all pictures")
         self._coupled(whole, taper)
         self.weight *= pull
         # Kernels grow with the square of examples: of more pictures, that many are drawn.
         some = np.sort(random.permutation(len(whole))[: EXAMPLES // (1 + symmetric)])
-        self.machines = self._machines(whole[some], EXAMPLES)
+        self.pictures = whole[some].float().to(device)
+        self.copies = self._copies(len(some))
 
     def __call__(self, Z: np.ndarray, known: np.ndarray) -> np.ndarray:
         """Pictures with an answer in each gap."""
@@ -80,13 +100,46 @@ class Pixels:
             if pattern.any() and not pattern.all():
                 rows = np.flatnonzero(of.ravel() == i)
                 given = torch.from_numpy(Z[np.ix_(rows, pattern)])
-                found = self.machines(torch.from_numpy(pattern), given, self._taste(pattern))
+                taste = self._taste(pattern)
+                found = self._answers(
+                    self.pictures, torch.from_numpy(pattern), given, taste, self.copies
+                )
                 answers[np.ix_(rows, ~pattern)] = found.numpy()
         return answers
 
+    def _copies(self, count: int) -> int:
+        """How many of each picture to learn from: small ones do not look alike when moved."""
+        return min(COPIES, max(1, EXAMPLES // (count * (1 + self.symmetric)))) if self.large else 1
+
+    def _answers(
+        self, pictures: Tensor, known: Tensor, given: Tensor, taste: Taste, copies: int = 1
+    ) -> Tensor:
+        """What machines make of what is given, which learn from pictures that are moved or not."""
+        device = pictures.device
+        images, seen = self._mirrored(pictures), known.to(device)
+        # Along the edge of the gaps: to where known pixels are the same ones.
+        axis, size = int(self._depth(known.numpy()).argmin()), max(self.shape[:2])
+
+        def machines(examples: Tensor, copies: int = 1) -> Machines:
+            return Machines(examples.flatten(1), copies, self.symmetric, self.shape, device)
+
+        if taste.aligned:
+            # A mean over moves is smooth already.
+            taste = replace(taste, ridge=SMOOTH * taste.ridge)
+            aligned = Aligned(images, seen, axis, max(1, round(size / 64)))
+            answers = given.new_zeros(len(given), int((~known).sum()))
+            for way, chance in aligned.chances(given.float().to(device)).items():
+                answers += chance[:, None].cpu() * machines(aligned.like(way))(known, given, taste)
+            return answers
+        away = max(1, round(AWAY * size))
+        examples = [moved(images, move, axis) for move in (0, away, -away)[:copies]]
+        return machines(torch.cat(examples), copies)(known, given, taste)
+
     def _coupled(self, whole: Tensor, taper: Tensor) -> None:
         """Fit the Gaussian."""
-        examples = self._augmented(whole, len(self.shifts))
+        images = self._mirrored(whole)
+        shifts = SHIFTS if self.large else SHIFTS[:1]
+        examples = torch.cat([moved(moved(images, i, 0), j, 1) for i, j in shifts]).flatten(1)
         mean = examples.mean(dim=0)
         away = examples - mean
         covariance = (away.T @ away) / len(examples) * taper
@@ -118,23 +171,10 @@ class Pixels:
             found = OWN * found + (1 - OWN) * torch.exp(-apart(folded, folded) / (2 * reach**2))
         return ALWAYS + (1 - ALWAYS) * found
 
-    def _machines(self, whole: Tensor, most: int) -> Machines:
-        copies = min(max(1, most // len(whole) // (1 + self.symmetric)), len(self.shifts))
-        examples = self._augmented(whole, copies)
-        return Machines(examples, copies, self.symmetric, self.shape, self.device)
-
-    def _augmented(self, whole: Tensor, copies: int) -> Tensor:
-        """Pictures, moved by a pixel, and mirrored."""
-        images = whole.reshape(-1, *self.shape)
-        if self.symmetric:
-            images = torch.cat([images, images.flip(2)])
-        padded = F.pad(images.movedim(3, 1), (1, 1, 1, 1), mode="replicate").movedim(1, 3)
-        height, width, _ = self.shape
-        moved = [
-            padded[:, 1 + i : 1 + i + height, 1 + j : 1 + j + width]
-            for i, j in self.shifts[:copies]
-        ]
-        return torch.cat(moved).reshape(-1, whole.shape[1])
+    def _mirrored(self, pictures: Tensor) -> Tensor:
+        """Pictures of rows, columns and colours; then their mirror images, if they are alike."""
+        images = pictures.reshape(-1, *self.shape)
+        return torch.cat([images, images.flip(2)]) if self.symmetric else images
 
     def _taste(self, known: np.ndarray) -> Taste:
         """That of the gaps which are most like these."""
@@ -151,52 +191,68 @@ class Pixels:
 
     def _chosen(
         self, whole: Tensor, groups: np.ndarray, taper: Tensor, random: np.random.RandomState,
-        done: Callable[[str], None],
+        device: torch.device, done: Callable[[str], None],
     ) -> tuple[list[tuple[np.ndarray, Taste]], float]:  # fmt: skip
         """What is best on pictures held out, one setting after another, for each kind of gaps."""
         masks = [o for o in self._masks(random) if o.any() and not o.all()]  # as of tiny pictures
-        tastes, pull = [Taste() for _ in masks], PULLS[1]
         depths = [self._depth(o.numpy()) for o in masks]
         kinds = random.permutation(np.unique(groups))
         mixed = random.permutation(len(whole))  # they may be sorted
         parts: list[tuple[Tensor, Tensor]] = []
+        held: list[np.ndarray] = []
         for part in np.array_split(kinds, min(FOLDS, len(kinds)))[:TRIED]:
             out = np.isin(groups[mixed], part)
-            parts.append((whole[mixed[~out][:FEW]], whole[mixed[out][: FEW // 4]]))
+            held.append(mixed[out][: FEW // 4])
+            parts.append((whole[mixed[~out][:FEW]], whole[held[-1]]))
+        whose = np.unique(groups[np.concatenate(held)], return_inverse=True)[1]
         if min(len(rest) for rest, _ in parts) < 2:
-            return list(zip(depths, tastes, strict=True)), pull
-        machines = [self._machines(rest, 0) for rest, _ in parts]
+            return [(depth, Taste()) for depth in depths], 1.0
+        learned = [rest.float().to(device) for rest, _ in parts]
 
-        def error(o: Tensor, taste: Taste) -> float:
-            wrong = [
-                machine(o, out[:, o], taste) - out[:, ~o]
-                for machine, (_, out) in zip(machines, parts, strict=True)
+        def tried(o: Tensor, taste: Taste) -> Trial:
+            answers = [
+                self._answers(rest, o, out[:, o], taste)
+                for rest, (_, out) in zip(learned, parts, strict=True)
             ]
-            return sum(float(part.square().mean()) for part in wrong)
+            wrong = [
+                (found - out[:, ~o]).square().mean(dim=1)
+                for found, (_, out) in zip(answers, parts, strict=True)
+            ]
+            sums = np.bincount(whose, torch.cat(wrong).numpy())
+            return Trial(taste, sums / np.bincount(whose), answers)
 
-        least = [error(o, taste) for o, taste in zip(masks, tastes, strict=True)]
+        best = [tried(o, Taste()) for o in masks]
         for name, values in CHOICES.items():
             done(f"choice of {name}")
             for i, o in enumerate(masks):
-                for value in values:
-                    other = replace(tastes[i], **{name: value})
-                    if other != tastes[i] and (now := error(o, other)) < least[i]:
-                        tastes[i], least[i] = other, now
+                for value in values if self._matters(name, depths[i], len(whole)) else ():
+                    taste = replace(best[i].taste, **{name: value})
+                    if taste != best[i].taste and (
+                        (trial := tried(o, taste)).clearly_better(best[i])
+                    ):
+                        best[i] = trial
         done("choice of the weight")
         free, wrong = np.full(whole.shape[1], np.inf), np.ones(len(PULLS))
-        for machine, (rest, out) in zip(machines, parts, strict=True):
+        for part, (rest, out) in enumerate(parts):
             self._coupled(rest, taper)
-            for o, taste in zip(masks, tastes, strict=True):
+            for o, trial in zip(masks, best, strict=True):
                 Z, known = out.numpy(), np.tile(o.numpy(), (len(out), 1))
                 center = Z.copy()
-                center[~known] = machine(o, out[:, o], taste).flatten()
+                center[~known] = trial.answers[part].flatten()
                 for i, way in enumerate(PULLS):
                     found = most_likely(
                         Z, known, self.mean, self.precision, center, way * self.weight, -free, free
                     )
                     # A product: of small errors and of large ones, the ratio counts.
                     wrong[i] *= float(np.square(found - Z)[~known].mean())
+        tastes = [trial.taste for trial in best]
         return list(zip(depths, tastes, strict=True)), PULLS[int(wrong.argmin())]
+
+    def _matters(self, name: str, depth: np.ndarray, count: int) -> bool:
+        """Whether there is anything to choose, for gaps so deep and that many pictures."""
+        if name == "aligned":  # which says nothing about gaps that are not deeper than a move
+            return self._copies(count) > 1 and depth.max() > AWAY * max(self.shape[:2])
+        return self.symmetric or name != "mirrored"
 
     def _masks(self, random: np.random.RandomState) -> Iterator[Tensor]:
         """Which pixels are known where settings are chosen: halves of three kinds."""
