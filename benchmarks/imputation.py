@@ -199,7 +199,7 @@ def main() -> None:
     seeds = 1 if settings.fast else SEEDS
     wanted = [c for c in cells(seeds) if not settings.fast or c[0] in ("iris", "wine")]
     methods = (HYPER,) if settings.hyperimpute else METHODS
-    folder = settings.out / f"unfinished-{report.code()}"
+    folder = settings.out / f"unfinished-imputation-{report.code()}"
     kept: Any = Memory(folder, verbose=0).cache(measured)
     # The longest first, so that none is left over at the end.
     work = [(cell, method) for method in methods[::-1] for cell in wanted]

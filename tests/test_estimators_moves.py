@@ -1,5 +1,8 @@
 """Pictures that are moved, and aligned with each other."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,7 @@ from scipy.ndimage import gaussian_filter
 
 import icnn
 from icnn.estimators import moves
-from icnn.estimators.local_machines import Taste
+from icnn.estimators.local_machines import Machines, Taste
 from icnn.estimators.moves import Aligned, moved
 from icnn.estimators.pixels import Pixels, Trial
 
@@ -69,20 +72,64 @@ def test_aligning_leaves_less(axis: int, unit: int):
     torch.testing.assert_close(torch.stack(list(aligned.chances(given).values())), expected)
 
 
-def test_aligned_machines_know_one_thing_in_several_places():
+def pictures() -> np.ndarray:
+    """In two colours, of things in several places."""
     random = np.random.default_rng(1)
-    images = things(random.integers(-3, 4, size=160), random, 1).flatten(1).numpy()
-    model = icnn.Imputer(image_shape=(SIZE, SIZE), random_state=0).fit(images[:60]).model_
-    assert isinstance(model, Pixels)
-    known = torch.arange(SIZE**2) < SIZE**2 // 2
-    Z = torch.from_numpy((images - images.mean()) / images.std())
-    pictures, given = Z[:60].float(), Z[60:, known]
-    errors = []
-    for taste in (Taste(aligned=True), Taste()):
-        answers = model._answers(pictures, known, given, taste)
-        errors.append(float((answers - Z[60:, ~known]).square().mean()))
-    assert errors[0] < 0.8 * errors[1]
-    assert model.tastes[0][1].aligned, "chosen for the lower half"
+    images = things(random.integers(-3, 4, size=120), random, 1).numpy()
+    return np.concatenate([images, images**2], axis=3)
+
+
+@pytest.fixture(scope="module")
+def model() -> icnn.Imputer:
+    shape = (SIZE, SIZE, 2)
+    return icnn.Imputer(image_shape=shape, symmetric=True, random_state=0).fit(pictures()[:60])
+
+
+def test_machines_know_one_thing_in_several_places(model: icnn.Imputer):
+    pixels = model.model_
+    assert isinstance(pixels, Pixels)
+    assert [bool(taste.moves) for _, taste in pixels.tastes] == [True, True, False], "if it is deep"
+    Z = torch.from_numpy((pictures().reshape(120, -1) - model.mean_) / model.scale_)
+    known = torch.arange(Z.shape[1]) < Z.shape[1] // 2
+    errors = {}
+    for way in ("aligned", "copied", ""):
+        answers = pixels._answers(Z[:60].float(), known, Z[60:, known], Taste(moves=way))
+        errors[way] = float((answers - Z[60:, ~known]).square().mean())
+    assert errors["aligned"] < errors["copied"] < errors[""]
+
+
+LOWER, LEFT, COLOUR = np.s_[16:], np.s_[:, :16], np.s_[..., 1]
+
+
+@pytest.mark.parametrize("way", ["aligned", "copied", ""])
+@pytest.mark.parametrize(("gaps", "axis"), [(LOWER, 1), (LEFT, 0), (COLOUR, 0)])
+def test_answers_written_plainly(model: icnn.Imputer, gaps: Any, axis: int, way: Any):
+    """Means over moves of machines that learn from pictures moved along the edge of the gaps."""
+    pixels = model.model_
+    assert isinstance(pixels, Pixels)
+    known = torch.ones(SIZE, SIZE, 2, dtype=torch.bool)
+    known[gaps] = False
+    known = known.flatten()
+    images = pixels.pictures.reshape(-1, SIZE, SIZE, 2)
+    images = torch.cat([images, images.flip(2)])
+    given, taste = torch.randn(3, int(known.sum()), dtype=torch.float64), Taste(moves=way)
+
+    def machines(*parts: torch.Tensor, of: Taste = taste) -> torch.Tensor:
+        examples = torch.cat(parts).flatten(1)
+        made = Machines(examples, len(parts), True, (SIZE, SIZE, 2), torch.device("cpu"))
+        return made(known, given, of)
+
+    if way == "aligned":
+        aligned = Aligned(images, known, axis, 1)
+        expected = sum(
+            chance[:, None] * machines(aligned.like(move), of=replace(taste, ridge=0.05))
+            for move, chance in aligned.chances(given.float()).items()
+        )
+    elif way == "copied":
+        expected = machines(images, moved(images, 1, axis), moved(images, -1, axis))
+    else:
+        expected = machines(images)
+    torch.testing.assert_close(pixels._answers(pixels.pictures, known, given, taste), expected)
 
 
 def test_of_few_groups_much_is_by_chance():

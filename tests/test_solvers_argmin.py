@@ -157,6 +157,8 @@ def test_a_report_says_what_happened(energy):
     found = icnn.argmin(energy, x, Box())
     assert "4 of 5 converged" in found.report()
     assert "1 NONFINITE" in found.report()
+    assert repr(found).startswith("<Solution, y (5, 3): 4 of 5 converged; worst gap ")
+    assert "\n" not in repr(found)
     assert found.value.isnan().tolist() == [False, False, True, False, False]
     assert found.gap[2] == math.inf
     assert found.y.isfinite().all()

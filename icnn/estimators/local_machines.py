@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ FEW = 100  # examples, whose median distance to all is the unit
 NEAR, NEAR_MIRRORED, FARTHER = 1.0, 4.0, 0.4
 WIDTH = 0.1  # of the kernel exp(-sqrt(2 width d^2))
 MORE = 6.0  # the ridge of mirrored pictures, in units of that of others: they are less alike
-FLAT = 0.1  # added to contrasts
 GROWTH = 0.7  # of the ridge with the number of copies of each picture
 
 
@@ -25,31 +24,27 @@ class Taste:
     Attributes:
         everywhere: How much all known pixels count beside those near a block.
         level: Which share of the level of known pixels is taken as that of missing ones.
-        contrast: The power of the standard deviation of known pixels that is divided out.
         steepness: How much differences of pixels count beside pixels.
         ridge: What is added to the diagonal of kernels.
         mirrored: How much pixels count that are near the mirror image of a block.
-        aligned: Whether pictures to learn from are moved to where the one to complete is likely to
-            be, and not just copied to either side.
+        moves: Whether pictures to learn from are moved along the edge of the gaps: not at all,
+            "copied" to either side, or "aligned" with where the one to complete is likely to be.
     """
 
     everywhere: float = 0.1
-    level: float = 0.75
-    contrast: float = 0.0
+    level: float = 0.6
     steepness: float = 0.0
     ridge: float = 0.1
-    mirrored: float = 0.3
-    aligned: bool = False
+    mirrored: float = 0.2
+    moves: Literal["", "copied", "aligned"] = ""
 
 
-CHOICES = {
-    "everywhere": (0.03, 0.1, 0.3, 1.0, 3.0),
-    "level": (0.0, 0.5, 0.75),
-    "contrast": (0.0, 0.3),
-    "steepness": (0.0, 3.0),
-    "mirrored": (0.2, 0.5),
-    "ridge": (0.03, 0.1, 0.3, 1.0),
-    "aligned": (True,),
+CHOICES = {  # other than the usual one
+    "everywhere": (0.03, 0.3, 1.0),
+    "level": (0.0,),
+    "steepness": (3.0,),
+    "mirrored": (0.5,),
+    "ridge": (0.03, 0.3),
 }
 
 
@@ -91,9 +86,9 @@ class Machines:
         # Kernels with a ridge are far from singular: half of the digits are enough for them.
         self.examples = examples.float().to(device)
         self.symmetric, self.shape = symmetric, shape
-        ridge = torch.ones(1 + symmetric, len(examples) // copies // (1 + symmetric))
+        ridge = self.examples.new_ones(1 + symmetric, len(examples) // copies // (1 + symmetric))
         ridge[1:] *= MORE
-        self.ridge = (copies**GROWTH * ridge.flatten().repeat(copies)).to(device)
+        self.ridge = copies**GROWTH * ridge.flatten().repeat(copies)
         self.places = places(shape).to(device)
         self.unit = max(shape[:2]) / 64
 
@@ -102,8 +97,6 @@ class Machines:
         count = len(self.examples)
         known, given = known.to(self.places.device), given.to(self.places.device)
         both = torch.cat([self.examples[:, known], given.float()])
-        contrast = (both.std(dim=1, correction=0) + FLAT)[:, None] ** taste.contrast
-        both = both / contrast
         values = Features(both, self.places[known], apart(both, both[:count]) / both.shape[1])
         slopes = self._slopes(known, both) if taste.steepness else None
         answers = given.new_empty(len(given), int((~known).sum()))
@@ -119,13 +112,12 @@ class Machines:
             D = D.clamp(min=0)
             middle = D[:FEW].median()
             K = torch.exp(-(2 * WIDTH * D / torch.where(middle > 0, middle, 1.0)).sqrt())
-            target = self.examples[:, block.pixels] / contrast[:count]
-            target = target - taste.level * level[:count, None]
+            target = self.examples[:, block.pixels] - taste.level * level[:count, None]
             mean = target.mean(dim=0)
             factor = torch.linalg.cholesky(K[:count] + torch.diag(taste.ridge * self.ridge))
             weights = torch.cholesky_solve(target - mean, factor)
             found = K[count:] @ weights + mean + taste.level * level[count:, None]
-            answers[:, place[block.pixels]] = (contrast[count:] * found).to(given.dtype)
+            answers[:, place[block.pixels]] = found.to(given.dtype)
         return answers.cpu()
 
     def _near(self, features: Features, block: Block, taste: Taste) -> tuple[Tensor, Tensor]:

@@ -18,9 +18,11 @@ def moved(images: Tensor, moves: Tensor | int, axis: int) -> Tensor:
         moves: how far to move each, or all;
         axis: 0 for rows, 1 for columns.
     """
-    moves = torch.as_tensor(moves, device=images.device).expand(len(images))
     size = images.shape[1 + axis]
-    at = (torch.arange(size, device=images.device) + moves[:, None]).clamp(0, size - 1)
+    here = torch.arange(size, device=images.device)
+    if isinstance(moves, int):
+        return images.index_select(1 + axis, (here + moves).clamp(0, size - 1))
+    at = (here + moves[:, None]).clamp(0, size - 1)
     at = at[:, :, None, None] if axis == 0 else at[:, None, :, None]
     return torch.take_along_dim(images, at, 1 + axis)
 
@@ -39,7 +41,7 @@ class Aligned:
         self.images, self.known, self.axis, self.unit = images, known, axis, unit
         self.moves = torch.zeros(len(images), dtype=torch.long, device=images.device)
         ways = torch.arange(-FARTHEST, FARTHEST + 1, device=images.device)
-        everywhere = [self._seen(way) for way in ways]
+        everywhere = [self._seen(way) for way in ways.tolist()]
         for _ in range(ROUNDS):
             mean, directions = self._main(self._seen(self.moves))
             left = [rest(seen, mean, directions) for seen in everywhere]
@@ -59,14 +61,14 @@ class Aligned:
         """Pictures, moved to where one is whose move is this."""
         return moved(self.images, self.unit * (self.moves - way), self.axis)
 
-    def _seen(self, moves: Tensor) -> Tensor:
+    def _seen(self, moves: Tensor | int) -> Tensor:
         return moved(self.images, self.unit * moves, self.axis).flatten(1)[:, self.known]
 
     def _main(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Their mean, and the directions in which they differ most."""
         mean = seen.mean(dim=0)
         away = seen - mean
-        # Those of the smaller matrix: pictures are fewer than pixels.
+        # By the products of pictures, of which there are not many.
         values, vectors = torch.linalg.eigh(away @ away.T)
         values, vectors = values[-DIRECTIONS:], vectors[:, -DIRECTIONS:]
         return mean, (vectors / values.clamp(min=1e-6).sqrt()).T @ away

@@ -17,17 +17,17 @@ from icnn.estimators.moves import Aligned, moved
 MOST = 5000  # pixels, all of which are coupled
 EXAMPLES = 2100  # of machines, shifted and mirrored pictures included
 FEW = 400  # pictures to choose settings on
-FOLDS, TRIED = 5, 3  # parts of the groups, and how many of them are held out in turn for that
+FOLDS = 5  # parts of the groups, each held out in turn for that
 SHIFTS = tuple(product((0, 1, -1), repeat=2))  # down and across
-COPIES = 3  # of each picture, two of them moved by
-AWAY = 2 / 64  # of a side
+COPIES = 3  # of each picture, two of them moved to either side by
+AWAY = 2 / 64  # of it
 SMOOTH = 0.5  # of the ridge for pictures that are aligned
 LARGE = 32  # pixels along a side, of pictures that look alike when they are moved by one
 # How much of a covariance counts at any distance, and how much of the rest for a pixel's own side;
 # how far it reaches, in sixty-fourths of a side; what is added to variances.
 ALWAYS, OWN, REACH, NOISE = 0.1, 0.5, 13.0, 0.1
-PARTS = len(CHOICES) + 3  # that a fit tells of
-PULLS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+PARTS = len(CHOICES) + 4  # that a fit tells of
+PULLS = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Trial(NamedTuple):
@@ -38,9 +38,9 @@ class Trial(NamedTuple):
     answers: list[Tensor]
 
     def clearly_better(self, other: "Trial") -> bool:
-        """By more than the standard error: of few people much is by chance."""
+        """By more than a standard error: of few people, much is by chance."""
         gain = other.errors - self.errors
-        return float(gain.mean()) > float(gain.std()) / len(gain) ** 0.5
+        return float(gain.mean()) > float(gain.std(ddof=1)) / len(gain) ** 0.5
 
 
 class Pixels:
@@ -48,8 +48,9 @@ class Pixels:
 
     Few pictures say little about pixels far from each other, so that covariances count less with
     the distance. How machines weigh things, and how much their answers count beside the Gaussian,
-    is chosen on a part of the pictures, with half of each missing in several ways; gaps take the
-    choice that was made for those most like them. A setting is changed if that is clearly better.
+    is chosen on each part of the pictures in turn, half of their pixels missing in several ways;
+    gaps take the choice that was made for those most like them. A setting other than the usual one
+    is taken if it is clearly better.
 
     Args:
         Z: Standardised pictures, as rows; numbers count where
@@ -67,8 +68,7 @@ class Pixels:
         precision: the inverse of its covariance.
         weight: Of the answers, for `icnn.Quadratic`.
         tastes: How machines weigh things: gaps like these, in this way.
-        pictures: What machines learn from,
-        copies: and how often, where they are not aligned.
+        pictures: What machines learn from.
     """
 
     def __init__(
@@ -90,7 +90,6 @@ class Pixels:
         # Kernels grow with the square of examples: of more pictures, that many are drawn.
         some = np.sort(random.permutation(len(whole))[: EXAMPLES // (1 + symmetric)])
         self.pictures = whole[some].float().to(device)
-        self.copies = self._copies(len(some))
 
     def __call__(self, Z: np.ndarray, known: np.ndarray) -> np.ndarray:
         """Pictures with an answer in each gap."""
@@ -101,39 +100,33 @@ class Pixels:
                 rows = np.flatnonzero(of.ravel() == i)
                 given = torch.from_numpy(Z[np.ix_(rows, pattern)])
                 taste = self._taste(pattern)
-                found = self._answers(
-                    self.pictures, torch.from_numpy(pattern), given, taste, self.copies
-                )
+                found = self._answers(self.pictures, torch.from_numpy(pattern), given, taste)
                 answers[np.ix_(rows, ~pattern)] = found.numpy()
         return answers
 
-    def _copies(self, count: int) -> int:
-        """How many of each picture to learn from: small ones do not look alike when moved."""
-        return min(COPIES, max(1, EXAMPLES // (count * (1 + self.symmetric)))) if self.large else 1
-
-    def _answers(
-        self, pictures: Tensor, known: Tensor, given: Tensor, taste: Taste, copies: int = 1
-    ) -> Tensor:
+    def _answers(self, pictures: Tensor, known: Tensor, given: Tensor, taste: Taste) -> Tensor:
         """What machines make of what is given, which learn from pictures that are moved or not."""
-        device = pictures.device
-        images, seen = self._mirrored(pictures), known.to(device)
+        device, images = pictures.device, self._mirrored(pictures)
         # Along the edge of the gaps: to where known pixels are the same ones.
-        axis, size = int(self._depth(known.numpy()).argmin()), max(self.shape[:2])
+        axis = int(self._depth(known.numpy()).argmin())
+        size = self.shape[axis]
 
-        def machines(examples: Tensor, copies: int = 1) -> Machines:
+        def machines(examples: Tensor) -> Machines:
+            copies = len(examples) // (len(pictures) * (1 + self.symmetric))
             return Machines(examples.flatten(1), copies, self.symmetric, self.shape, device)
 
-        if taste.aligned:
+        if taste.moves == "aligned":
             # A mean over moves is smooth already.
             taste = replace(taste, ridge=SMOOTH * taste.ridge)
-            aligned = Aligned(images, seen, axis, max(1, round(size / 64)))
+            aligned = Aligned(images, known.to(device), axis, max(1, round(size / 64)))
             answers = given.new_zeros(len(given), int((~known).sum()))
             for way, chance in aligned.chances(given.float().to(device)).items():
                 answers += chance[:, None].cpu() * machines(aligned.like(way))(known, given, taste)
             return answers
-        away = max(1, round(AWAY * size))
-        examples = [moved(images, move, axis) for move in (0, away, -away)[:copies]]
-        return machines(torch.cat(examples), copies)(known, given, taste)
+        if taste.moves == "copied":
+            away = max(1, round(AWAY * size))
+            images = torch.cat([moved(images, way, axis) for way in (0, away, -away)])
+        return machines(images)(known, given, taste)
 
     def _coupled(self, whole: Tensor, taper: Tensor) -> None:
         """Fit the Gaussian."""
@@ -200,13 +193,13 @@ class Pixels:
         mixed = random.permutation(len(whole))  # they may be sorted
         parts: list[tuple[Tensor, Tensor]] = []
         held: list[np.ndarray] = []
-        for part in np.array_split(kinds, min(FOLDS, len(kinds)))[:TRIED]:
+        for part in np.array_split(kinds, min(FOLDS, len(kinds))):
             out = np.isin(groups[mixed], part)
             held.append(mixed[out][: FEW // 4])
             parts.append((whole[mixed[~out][:FEW]], whole[held[-1]]))
         whose = np.unique(groups[np.concatenate(held)], return_inverse=True)[1]
-        if min(len(rest) for rest, _ in parts) < 2:
-            return [(depth, Taste()) for depth in depths], 1.0
+        if not masks or min(len(rest) for rest, _ in parts) < 2:
+            return [(depth, Taste()) for depth in depths] or [(np.zeros(2), Taste())], 1.0
         learned = [rest.float().to(device) for rest, _ in parts]
 
         def tried(o: Tensor, taste: Taste) -> Trial:
@@ -225,12 +218,16 @@ class Pixels:
         for name, values in CHOICES.items():
             done(f"choice of {name}")
             for i, o in enumerate(masks):
-                for value in values if self._matters(name, depths[i], len(whole)) else ():
-                    taste = replace(best[i].taste, **{name: value})
-                    if taste != best[i].taste and (
-                        (trial := tried(o, taste)).clearly_better(best[i])
-                    ):
-                        best[i] = trial
+                for value in values if self.symmetric or name != "mirrored" else ():
+                    trial = tried(o, replace(best[i].taste, **{name: value}))
+                    best[i] = trial if trial.clearly_better(best[i]) else best[i]
+        done("choice of moves")
+        if self.large and COPIES * (1 + self.symmetric) * len(whole) <= EXAMPLES:
+            for i, o in enumerate(masks):
+                # Gaps that are not deeper than a move tell nothing about one.
+                if depths[i].max() > AWAY * max(self.shape[:2]):
+                    ways = [replace(best[i].taste, moves=way) for way in ("copied", "aligned")]
+                    best[i] = min((tried(o, way) for way in ways), key=lambda t: t.errors.mean())
         done("choice of the weight")
         free, wrong = np.full(whole.shape[1], np.inf), np.ones(len(PULLS))
         for part, (rest, out) in enumerate(parts):
@@ -247,12 +244,6 @@ class Pixels:
                     wrong[i] *= float(np.square(found - Z)[~known].mean())
         tastes = [trial.taste for trial in best]
         return list(zip(depths, tastes, strict=True)), PULLS[int(wrong.argmin())]
-
-    def _matters(self, name: str, depth: np.ndarray, count: int) -> bool:
-        """Whether there is anything to choose, for gaps so deep and that many pictures."""
-        if name == "aligned":  # which says nothing about gaps that are not deeper than a move
-            return self._copies(count) > 1 and depth.max() > AWAY * max(self.shape[:2])
-        return self.symmetric or name != "mirrored"
 
     def _masks(self, random: np.random.RandomState) -> Iterator[Tensor]:
         """Which pixels are known where settings are chosen: halves of three kinds."""

@@ -21,7 +21,6 @@ Where it differs from the paper:
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from icnn import report
 from icnn.data import MultiLabel, mulan
 from icnn.estimators.decoding import Decoding, choose, f1_examples, f1_labels
 from icnn.estimators.influence import Influence
+from icnn.experiments import runs
 from icnn.experiments.bibtex_methods import (
     BUNDLE,
     DEFAULT,
@@ -84,7 +84,6 @@ def run(settings: Settings) -> dict[str, Any]:
     needs = (("rich", "cli"), ("sklearn", "sklearn"), ("matplotlib", "viz"), ("arff", "data"))
     for module, extra in needs:
         require(module, extra)
-    from joblib import Memory
     from rich.console import Console
 
     console = Console()
@@ -92,44 +91,39 @@ def run(settings: Settings) -> dict[str, Any]:
         console.print("A smoke test: one seed of a few examples. Its numbers mean nothing.")
         settings = replace(settings, seeds=1, epochs=1, feed_epochs=1)
     train, test = parts(settings)
-    # What an interrupted run of this code has done already; at the end it is thrown away.
-    done_before = settings.out / f"unfinished-{report.code()}"
-    if settings.final:
-        report.note(
-            settings.out, {"name": "bibtex", "begun": True, "settings": report.shown(settings)}
-        )
-    kept: Any = Memory(done_before, verbose=0).cache
-    seeds = [(settings.seed + i) % 2**32 for i in range(settings.seeds)]
-    rows = PAPER if settings.final else ()
-    with parts_done(True, len(rows) + 2 + 2 * len(seeds)) as done:
-        curves: dict[str, Curve] = {}
-        for name in rows:
-            done(f"paper: {name}")
-            curves[name] = kept(paper)(name, settings, train, test)
-        done(RIDGE)
-        found: dict[str, list[Answers]] = {RIDGE: [kept(by_ridge)(train, test)]}
-        done(KERNEL)
-        found[KERNEL] = [kept(by_kernel)(train, test, settings.seed)]
-        ours: list[Ours] = []
-        for seed in seeds:
-            done(f"{FEED}, seed {seed}")
-            found.setdefault(FEED, []).append(kept(by_feed_forward)(train, test, seed, settings))
-            done(f"energies over labels, seed {seed}")
-            ours.append(kept(by_energy)(train, test, seed, fast=settings.fast))
-            for name, answers in ours[-1].answers.items():
-                found.setdefault(name, []).append(answers)
-    scores = {name: [scored(a, test.Y) for a in found[name]] for name in METHODS}
-    told = numbers(settings, seeds, curves, found, scores, ours, test.Y)
-    pictures = drawn(settings.out, curves, scores, train, ours[0].pulls)
-    paths = report.publish(
-        "bibtex", "Tags of publications: BibTeX", told, page(told, pictures, settings.final),
-        settings.out, reading=settings.final,
-    )  # fmt: skip
-    for name in ("paper", "label energy") if settings.final else ():  # tables of the documents
-        table = {key: told[key] for key in ("settings", "made")} | told[name]
-        report.store(f"bibtex-{name.replace(' ', '-')}", table, settings.out)
+    seeds = runs.seeds(settings)
+    with runs.resumed("bibtex", settings) as kept:
+        rows = PAPER if settings.final else ()
+        with parts_done(True, len(rows) + 2 + 2 * len(seeds)) as done:
+            curves: dict[str, Curve] = {}
+            for name in rows:
+                done(f"paper: {name}")
+                curves[name] = kept(paper)(name, settings, train, test)
+            done(RIDGE)
+            found: dict[str, list[Answers]] = {RIDGE: [kept(by_ridge)(train, test)]}
+            done(KERNEL)
+            found[KERNEL] = [kept(by_kernel)(train, test, settings.seed)]
+            ours: list[Ours] = []
+            for seed in seeds:
+                done(f"{FEED}, seed {seed}")
+                found.setdefault(FEED, []).append(
+                    kept(by_feed_forward)(train, test, seed, settings)
+                )
+                done(f"energies over labels, seed {seed}")
+                ours.append(kept(by_energy)(train, test, seed, fast=settings.fast))
+                for name, answers in ours[-1].answers.items():
+                    found.setdefault(name, []).append(answers)
+        scores = {name: [scored(a, test.Y) for a in found[name]] for name in METHODS}
+        told = numbers(settings, seeds, curves, found, scores, ours, test.Y)
+        pictures = drawn(settings.out, curves, scores, train, ours[0].pulls)
+        paths = report.publish(
+            "bibtex", "Tags of publications: BibTeX", told, page(told, pictures, settings.final),
+            settings.out, reading=settings.final,
+        )  # fmt: skip
+        for name in ("paper", "label energy") if settings.final else ():  # tables of the documents
+            table = {key: told[key] for key in ("settings", "made")} | told[name]
+            report.store(f"bibtex-{name.replace(' ', '-')}", table, settings.out)
     print(report.table(told["rows"]))  # a console would break its lines
-    rmtree(done_before)
     if settings.final:
         print(report.table(told["paper"]["rows"]))
     else:

@@ -17,8 +17,6 @@ Where it differs from the paper:
 """
 
 from dataclasses import asdict, replace
-from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ import icnn
 from icnn import report
 from icnn.data import Faces, olivetti
 from icnn.estimators.pixels import Pixels
+from icnn.experiments import runs
 from icnn.experiments.olivetti_methods import (
     CENTER,
     KERNEL,
@@ -50,11 +49,11 @@ from icnn.experiments.olivetti_methods import (
     imputer,
     paper,
 )  # fmt: skip
+from icnn.experiments.olivetti_page import PUBLISHED, drawn, page
 from icnn.experiments.statistics import Difference, paired_bootstrap
 from icnn.extras import require
 from icnn.learning.progress import parts_done
 
-PUBLISHED: dict[str, float] = dict(zip(PAPER, (833.0, 872.0, 850.9), strict=True))
 RIVALS = {MEAN: by_mean, NEAREST: by_nearest, RIDGE: by_ridge, KERNEL: by_kernel}
 TRAINING, HELD = 35, 5  # people
 
@@ -63,7 +62,6 @@ def run(settings: Settings) -> dict[str, Any]:
     """Train, measure, draw: `olivetti.json`, pictures and `olivetti.html` in `out`."""
     for module, extra in (("rich", "cli"), ("sklearn", "sklearn"), ("matplotlib", "viz")):
         require(module, extra)
-    from joblib import Memory
     from rich.console import Console
 
     console = Console()
@@ -77,49 +75,43 @@ def run(settings: Settings) -> dict[str, Any]:
     if settings.fast:
         faces = Faces(faces.images[:, ::4, ::4], faces.people)
     train, test = faces[faces.people < TRAINING], faces[faces.people >= TRAINING]
-    # What an interrupted run of this code has done already; at the end it is thrown away.
-    done_before = settings.out / f"unfinished-{report.code()}"
-    if settings.final:
-        report.note(
-            settings.out, {"name": "olivetti", "begun": True, "settings": report.shown(settings)}
-        )
-    kept: Any = Memory(done_before, verbose=0).cache
-    seeds = [(settings.seed + i) % 2**32 for i in range(settings.seeds)]
-    rows = PAPER if settings.final else ()
-    folds = np.array_split(np.arange(40), 2 if settings.fast else 8) if settings.final else []
-    with parts_done(True, len(rows) + len(seeds) + len(folds)) as done:
-        curves: dict[str, Curve] = {}
-        for name in rows:
-            done(f"paper: {name}")
-            curves[name] = kept(paper)(name, settings, *both)
-        found = []
-        for seed in seeds:
-            done(f"honest protocol, seed {seed}")
-            parts = (train, test) if settings.final else apart(train, seed)
-            own = kept(honest)(*parts, seed, others=seed == seeds[0])
-            found.append(joined(kept(rivals)(*parts), own))
-        crossed = []
-        for i, people in enumerate(folds):
-            done(f"cross-validation over people, part {i + 1}")
-            out = np.isin(faces.people, people)
-            parts = faces[~out], faces[out]
-            crossed.append(joined(kept(rivals)(*parts), kept(honest)(*parts, settings.seed)))
-    told = numbers(settings, seeds, curves, found, crossed)
-    pictures = drawn(settings.out, curves, found[0])
-    paths = report.publish(
-        "olivetti", "Completion of faces: Olivetti", told, page(told, pictures, settings.final),
-        settings.out, reading=settings.final,
-    )  # fmt: skip
-    names = ("paper", "gain", "people", "gaps") if settings.final else ()
-    for name in names:  # tables of the documents
-        table = {key: told[key] for key in ("settings", "made")} | told[name]
-        report.store(f"olivetti-{name}", table, settings.out)
+    seeds = runs.seeds(settings)
+    with runs.resumed("olivetti", settings) as kept:
+        rows = PAPER if settings.final else ()
+        folds = np.array_split(np.arange(40), 2 if settings.fast else 8) if settings.final else []
+        with parts_done(True, len(rows) + len(seeds) + len(folds)) as done:
+            curves: dict[str, Curve] = {}
+            for name in rows:
+                done(f"paper: {name}")
+                curves[name] = kept(paper)(name, settings, *both)
+            found = []
+            for seed in seeds:
+                done(f"honest protocol, seed {seed}")
+                parts = (train, test) if settings.final else apart(train, seed)
+                own = kept(honest)(*parts, seed, others=seed == seeds[0])
+                found.append(joined(kept(rivals)(*parts), own))
+            crossed = []
+            for i, people in enumerate(folds):
+                done(f"cross-validation over people, part {i + 1}")
+                out = np.isin(faces.people, people)
+                parts = faces[~out], faces[out]
+                crossed.append(joined(kept(rivals)(*parts), kept(honest)(*parts, settings.seed)))
+        told = numbers(settings, seeds, curves, found, crossed)
+        pictures = drawn(settings.out, curves, found[0])
+        paths = report.publish(
+            "olivetti", "Completion of faces: Olivetti", told,
+            [__doc__ or "", *page(told, pictures, settings.final)],
+            settings.out, reading=settings.final,
+        )  # fmt: skip
+        names = ("paper", "gain", "people", "gaps") if settings.final else ()
+        for name in names:  # tables of the documents
+            table = {key: told[key] for key in ("settings", "made")} | told[name]
+            report.store(f"olivetti-{name}", table, settings.out)
     only_final = [told["people"]["rows"], told["paper"]["rows"]] if settings.final else []
     for rows in (told["rows"], told["gain"]["rows"], told["gaps"]["rows"], *only_final):
         print(report.table(rows))
     for name, gaps in told["gap of each face"].items():
         print(f"certified gap of each face, {name}: {' '.join(f'{gap:.0e}' for gap in gaps)}")
-    rmtree(done_before)
     if not settings.final:
         console.print("On people held out: --final measures on the test set, once all is chosen.")
     console.print(f"Look at [bold]{paths[-1]}[/]; the numbers are in {paths[0].name}")
@@ -292,90 +284,3 @@ def against(found: list[dict[str, Any]], side: str, name: str, other: str) -> Di
             of.setdefault(person, []).append(wrong)
     means = np.array([np.mean(parts, axis=0) for parts in of.values()])
     return paired_bootstrap(means[:, 0], means[:, 1])
-
-
-def page(told: dict[str, Any], pictures: dict[str, Path], final: bool) -> list[Any]:
-    """The parts of the report."""
-    where = "on the last five people" if final else "on five of the training people, held out"
-    found: list[Any] = [
-        __doc__ or "",
-        f"The honest protocol, {where}: mean squared errors, mean and standard deviation over "
-        "seeds; the difference to the kernel ridge has its 95 % interval (bootstrap over people).",
-        told["rows"],
-        f"Errors of {OURS} less those of others, likewise.",
-        told["gain"]["rows"],
-        "Faces by AT&T Laboratories Cambridge. Below each completion: where it is wrong.",
-        *(pictures[side] for side in SIDES),
-        "Gaps that the same model never saw: the error, and the worst certificate of a face.",
-        told["gaps"]["rows"],
-        pictures["gaps"],
-    ]
-    if final:
-        found += [
-            "Cross-validation over all 40 people: mean and standard deviation over people.",
-            told["people"]["rows"],
-            "The paper's protocol: the left half, the best epoch on the test set.",
-            told["paper"]["rows"],
-            pictures["curves"],
-        ]
-    return found
-
-
-def drawn(out: Path, curves: dict[str, Curve], found: dict[str, Any]) -> dict[str, Path]:
-    """Pictures: completions with their errors, other gaps, and the paper's figure."""
-    from matplotlib.figure import Figure
-
-    paths = {name: out / f"olivetti-{name}.png" for name in (*SIDES, "gaps")}
-    people = found["people"]
-    rows = [int(np.flatnonzero(people == p)[0]) for p in np.unique(people)][:4]
-    for side in SIDES:
-        true = found["true"]
-        gaps = hidden(side, true.shape[1])
-        parts = {name: found[side][name].images for name in METHODS}
-        if side == "left" and true.shape[1] == 64:  # what the paper's networks are made for
-            parts = {f"paper, {name}": curve.images for name, curve in curves.items()} | parts
-        observed = np.where(gaps, 255.0, true)
-        columns = {"observed": observed, "true": true} | parts
-        figure = Figure(figsize=(1.25 * len(columns), 2.5 * len(rows)), layout="constrained")
-        grid: Any = figure.subplots(2 * len(rows), len(columns), squeeze=False)
-        for axes in grid.flat:
-            axes.set_axis_off()
-        for i, row in enumerate(rows):
-            for j, (name, images) in enumerate(columns.items()):
-                grid[2 * i, j].imshow(images[row], cmap="gray", vmin=0, vmax=255)
-                if not i:
-                    grid[0, j].set_title(name.replace(", ", ",\n"), fontsize=7)
-                if name in parts:
-                    wrong = images[row] - true[row]
-                    grid[2 * i + 1, j].imshow(wrong, cmap="RdBu_r", vmin=-80, vmax=80)
-        figure.savefig(paths[side], dpi=130)
-    other = found["others"]
-    kinds = other["kinds"]
-    figure = Figure(figsize=(1.6 * 2 * len(kinds), 5), layout="constrained")
-    grid = figure.subplots(3, 2 * len(kinds), squeeze=False)
-    for axes in grid.flat:
-        axes.set_axis_off()
-    for j, (name, one) in enumerate(kinds.items()):
-        for i in range(min(3, len(other["true"]))):
-            seen = np.where(one["gaps"][i], 255.0, other["true"][i])
-            for axes, image in zip(
-                grid[i, 2 * j : 2 * j + 2], (seen, one["filled"][i]), strict=True
-            ):
-                axes.imshow(image, cmap="gray", vmin=0, vmax=255)
-        grid[0, 2 * j].set_title(name, fontsize=8)
-    figure.savefig(paths["gaps"], dpi=130)
-    if curves:
-        paths["curves"] = out / "olivetti-curves.png"
-        figure = Figure(figsize=(4 * len(curves), 3), layout="constrained")
-        grid = figure.subplots(1, len(curves), sharey=True, squeeze=False)
-        for axes, (name, curve) in zip(grid[0], curves.items(), strict=True):
-            epochs = range(1, len(curve.test) + 1)
-            axes.plot(epochs, curve.train, label="training")
-            axes.plot(epochs, curve.test, label="test")
-            axes.axhline(PUBLISHED[name], color="0.5", ls=":", label="published")
-            axes.set(title=name, xlabel="epoch", ylim=(0, 2000))
-            axes.spines[["top", "right"]].set_visible(False)
-        grid[0, 0].set_ylabel("mean squared error")
-        grid[0, 0].legend(frameon=False)
-        figure.savefig(paths["curves"], dpi=130)
-    return paths

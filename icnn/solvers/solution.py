@@ -56,6 +56,10 @@ class Solution:
     status: Tensor
     gaps: Tensor
 
+    def __repr__(self) -> str:
+        # Its tensors would flood a terminal.
+        return f"<Solution, y {tuple(self.y.shape)}: {'; '.join(self.report().splitlines())}>"
+
     @property
     def converged(self) -> Tensor:
         return self.status == Status.CONVERGED
