@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,16 +27,13 @@ class Taste:
         steepness: How much differences of pixels count beside pixels.
         ridge: What is added to the diagonal of kernels.
         mirrored: How much pixels count that are near the mirror image of a block.
-        moves: Whether pictures to learn from are moved along the edge of the gaps: not at all,
-            "copied" to either side, or "aligned" with where the one to complete is likely to be.
     """
 
     everywhere: float = 0.1
-    level: float = 0.6
+    level: float = 0.75
     steepness: float = 0.0
     ridge: float = 0.1
     mirrored: float = 0.2
-    moves: Literal["", "copied", "aligned"] = ""
 
 
 CHOICES = {  # other than the usual one

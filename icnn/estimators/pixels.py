@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,35 +12,19 @@ from torch import Tensor
 
 from icnn.estimators.gaussian import most_likely
 from icnn.estimators.local_machines import CHOICES, Machines, Taste, apart, places
-from icnn.estimators.moves import Aligned, moved
 
 MOST = 5000  # pixels, all of which are coupled
 EXAMPLES = 2100  # of machines, shifted and mirrored pictures included
 FEW = 400  # pictures to choose settings on
 FOLDS = 5  # parts of the groups, each held out in turn for that
 SHIFTS = tuple(product((0, 1, -1), repeat=2))  # down and across
-COPIES = 3  # of each picture, two of them moved to either side by
-AWAY = 2 / 64  # of it
-SMOOTH = 0.5  # of the ridge for pictures that are aligned
+AWAY = 2 / 64  # of a side, by which copies of pictures are moved to learn from them as well
 LARGE = 32  # pixels along a side, of pictures that look alike when they are moved by one
 # How much of a covariance counts at any distance, and how much of the rest for a pixel's own side;
 # how far it reaches, in sixty-fourths of a side; what is added to variances.
 ALWAYS, OWN, REACH, NOISE = 0.1, 0.5, 13.0, 0.1
-PARTS = len(CHOICES) + 4  # that a fit tells of
+PARTS = len(CHOICES) + 3  # that a fit tells of
 PULLS = (0.1, 0.3, 1.0, 3.0, 10.0)
-
-
-class Trial(NamedTuple):
-    """How wrong machines are about each group, in some way, and what they answer for each part."""
-
-    taste: Taste
-    errors: np.ndarray
-    answers: list[Tensor]
-
-    def clearly_better(self, other: "Trial") -> bool:
-        """By more than a standard error: of few people, much is by chance."""
-        gain = other.errors - self.errors
-        return float(gain.mean()) > float(gain.std(ddof=1)) / len(gain) ** 0.5
 
 
 class Pixels:
@@ -100,33 +84,25 @@ class Pixels:
                 rows = np.flatnonzero(of.ravel() == i)
                 given = torch.from_numpy(Z[np.ix_(rows, pattern)])
                 taste = self._taste(pattern)
-                found = self._answers(self.pictures, torch.from_numpy(pattern), given, taste)
+                found = self._answers(self.pictures, torch.from_numpy(pattern), given, taste, True)
                 answers[np.ix_(rows, ~pattern)] = found.numpy()
         return answers
 
-    def _answers(self, pictures: Tensor, known: Tensor, given: Tensor, taste: Taste) -> Tensor:
-        """What machines make of what is given, which learn from pictures that are moved or not."""
-        device, images = pictures.device, self._mirrored(pictures)
-        # Along the edge of the gaps: to where known pixels are the same ones.
-        axis = int(self._depth(known.numpy()).argmin())
-        size = self.shape[axis]
-
-        def machines(examples: Tensor) -> Machines:
-            copies = len(examples) // (len(pictures) * (1 + self.symmetric))
-            return Machines(examples.flatten(1), copies, self.symmetric, self.shape, device)
-
-        if taste.moves == "aligned":
-            # A mean over moves is smooth already.
-            taste = replace(taste, ridge=SMOOTH * taste.ridge)
-            aligned = Aligned(images, known.to(device), axis, max(1, round(size / 64)))
-            answers = given.new_zeros(len(given), int((~known).sum()))
-            for way, chance in aligned.chances(given.float().to(device)).items():
-                answers += chance[:, None].cpu() * machines(aligned.like(way))(known, given, taste)
-            return answers
-        if taste.moves == "copied":
-            away = max(1, round(AWAY * size))
-            images = torch.cat([moved(images, way, axis) for way in (0, away, -away)])
-        return machines(images)(known, given, taste)
+    def _answers(
+        self, pictures: Tensor, known: Tensor, given: Tensor, taste: Taste, copied: bool
+    ) -> Tensor:
+        """What machines make of what is given, with copies of pictures where they tell more."""
+        images, depth = self._mirrored(pictures), self._depth(known.numpy())
+        # Along the edge of the gaps, to where known pixels are the same ones; others, not deeper
+        # than a move, are filled by what is next to them.
+        axis = int(depth.argmin())
+        away, few = AWAY * self.shape[axis], 3 * len(images) <= EXAMPLES
+        moves = [0]
+        if copied and few and self.large and depth.max() > away:
+            moves += [round(away), -round(away)]
+        examples = torch.cat([moved(images, move, axis) for move in moves]).flatten(1)
+        machines = Machines(examples, len(moves), self.symmetric, self.shape, pictures.device)
+        return machines(known, given, taste)
 
     def _coupled(self, whole: Tensor, taper: Tensor) -> None:
         """Fit the Gaussian."""
@@ -202,47 +178,36 @@ class Pixels:
             return [(depth, Taste()) for depth in depths] or [(np.zeros(2), Taste())], 1.0
         learned = [rest.float().to(device) for rest, _ in parts]
 
-        def tried(o: Tensor, taste: Taste) -> Trial:
-            answers = [
-                self._answers(rest, o, out[:, o], taste)
+        def errors(o: Tensor, taste: Taste) -> np.ndarray:  # of each group
+            wrong = [
+                (self._answers(rest, o, out[:, o], taste, False) - out[:, ~o]).square().mean(dim=1)
                 for rest, (_, out) in zip(learned, parts, strict=True)
             ]
-            wrong = [
-                (found - out[:, ~o]).square().mean(dim=1)
-                for found, (_, out) in zip(answers, parts, strict=True)
-            ]
-            sums = np.bincount(whose, torch.cat(wrong).numpy())
-            return Trial(taste, sums / np.bincount(whose), answers)
+            return np.bincount(whose, torch.cat(wrong).numpy()) / np.bincount(whose)
 
-        best = [tried(o, Taste()) for o in masks]
+        tastes = [Taste() for _ in masks]
+        least = [errors(o, Taste()) for o in masks]
         for name, values in CHOICES.items():
             done(f"choice of {name}")
             for i, o in enumerate(masks):
                 for value in values if self.symmetric or name != "mirrored" else ():
-                    trial = tried(o, replace(best[i].taste, **{name: value}))
-                    best[i] = trial if trial.clearly_better(best[i]) else best[i]
-        done("choice of moves")
-        if self.large and COPIES * (1 + self.symmetric) * len(whole) <= EXAMPLES:
-            for i, o in enumerate(masks):
-                # Gaps that are not deeper than a move tell nothing about one.
-                if depths[i].max() > AWAY * max(self.shape[:2]):
-                    ways = [replace(best[i].taste, moves=way) for way in ("copied", "aligned")]
-                    best[i] = min((tried(o, way) for way in ways), key=lambda t: t.errors.mean())
+                    taste = replace(tastes[i], **{name: value})
+                    if clearly_less(found := errors(o, taste), least[i]):
+                        tastes[i], least[i] = taste, found
         done("choice of the weight")
         free, wrong = np.full(whole.shape[1], np.inf), np.ones(len(PULLS))
-        for part, (rest, out) in enumerate(parts):
+        for pictures, (rest, out) in zip(learned, parts, strict=True):
             self._coupled(rest, taper)
-            for o, trial in zip(masks, best, strict=True):
+            for o, taste in zip(masks, tastes, strict=True):
                 Z, known = out.numpy(), np.tile(o.numpy(), (len(out), 1))
                 center = Z.copy()
-                center[~known] = trial.answers[part].flatten()
+                center[~known] = self._answers(pictures, o, out[:, o], taste, True).flatten()
                 for i, way in enumerate(PULLS):
                     found = most_likely(
                         Z, known, self.mean, self.precision, center, way * self.weight, -free, free
                     )
                     # A product: of small errors and of large ones, the ratio counts.
                     wrong[i] *= float(np.square(found - Z)[~known].mean())
-        tastes = [trial.taste for trial in best]
         return list(zip(depths, tastes, strict=True)), PULLS[int(wrong.argmin())]
 
     def _masks(self, random: np.random.RandomState) -> Iterator[Tensor]:
@@ -253,3 +218,15 @@ class Pixels:
         yield columns >= width // 2
         dots = torch.from_numpy(random.uniform(size=(height, width, 1)) < 0.5)
         yield dots.expand(self.shape).flatten()
+
+
+def moved(images: Tensor, move: int, axis: int) -> Tensor:
+    """Pictures whose pixels at `i + move` along an axis come to `i`; those at the end stay."""
+    at = torch.arange(images.shape[1 + axis], device=images.device) + move
+    return images.index_select(1 + axis, at.clamp(0, len(at) - 1))
+
+
+def clearly_less(errors: np.ndarray, others: np.ndarray) -> bool:
+    """By more than a standard error: of few groups, much is by chance."""
+    gain = others - errors
+    return float(gain.mean()) > float(gain.std(ddof=1)) / len(gain) ** 0.5
