@@ -34,6 +34,7 @@ from icnn.experiments.olivetti_methods import (
     NEAREST,
     OURS,
     PAPER,
+    PUBLISHED,
     RIDGE,
     SIDES,
     Completed,
@@ -49,7 +50,7 @@ from icnn.experiments.olivetti_methods import (
     imputer,
     paper,
 )  # fmt: skip
-from icnn.experiments.olivetti_page import PUBLISHED, drawn, page
+from icnn.experiments.olivetti_page import drawn, page
 from icnn.experiments.statistics import Difference, paired_bootstrap
 from icnn.extras import require
 from icnn.learning.progress import parts_done

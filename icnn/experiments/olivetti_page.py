@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from icnn.experiments.olivetti_methods import METHODS, OURS, PAPER, SIDES, Curve, hidden
-
-PUBLISHED: dict[str, float] = dict(zip(PAPER, (833.0, 872.0, 850.9), strict=True))
+from icnn.experiments.olivetti_methods import METHODS, OURS, PUBLISHED, SIDES, Curve, hidden
 
 
 def page(told: dict[str, Any], pictures: dict[str, Path], final: bool) -> list[Any]:
