@@ -1,5 +1,6 @@
 """What is likely in the gaps of pictures: a Gaussian of near pixels, and local kernel machines."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -24,7 +25,8 @@ LARGE = 32  # pixels along a side, of pictures that look alike when they are mov
 # how far it reaches, in sixty-fourths of a side; what is added to variances.
 ALWAYS, OWN, REACH, NOISE = 0.1, 0.5, 13.0, 0.1
 PARTS = len(CHOICES) + 3  # that a fit tells of
-PULLS = (0.1, 0.3, 1.0, 3.0, 10.0)
+PULL, PULLS = 0.3, (0.1, 1.0, 3.0, 10.0)  # of the answers: the usual weight, and other ones
+SURE = 0.5  # standard errors, by which another setting has to be better than the usual one
 
 
 class Pixels:
@@ -32,9 +34,9 @@ class Pixels:
 
     Few pictures say little about pixels far from each other, so that covariances count less with
     the distance. How machines weigh things, and how much their answers count beside the Gaussian,
-    is chosen on each part of the pictures in turn, half of their pixels missing in several ways;
-    gaps take the choice that was made for those most like them. A setting other than the usual one
-    is taken if it is clearly better.
+    is chosen on each part of the pictures in turn, pixels missing in several ways; gaps take the
+    choice that was made for those most like them. A setting other than the usual one is taken if it
+    is clearly better.
 
     Args:
         Z: Standardised pictures, as rows; numbers count where
@@ -175,15 +177,18 @@ class Pixels:
             parts.append((whole[mixed[~out][:FEW]], whole[held[-1]]))
         whose = np.unique(groups[np.concatenate(held)], return_inverse=True)[1]
         if not masks or min(len(rest) for rest, _ in parts) < 2:
-            return [(depth, Taste()) for depth in depths] or [(np.zeros(2), Taste())], 1.0
+            return [(depth, Taste()) for depth in depths] or [(np.zeros(2), Taste())], PULL
         learned = [rest.float().to(device) for rest, _ in parts]
 
-        def errors(o: Tensor, taste: Taste) -> np.ndarray:  # of each group
-            wrong = [
-                (self._answers(rest, o, out[:, o], taste, False) - out[:, ~o]).square().mean(dim=1)
+        def by_group(wrong: list[np.ndarray]) -> np.ndarray:
+            return np.bincount(whose, np.concatenate(wrong)) / np.bincount(whose)
+
+        def errors(o: Tensor, taste: Taste) -> np.ndarray:
+            return by_group([
+                (self._answers(rest, o, out[:, o], taste, False) - out[:, ~o])
+                .square().mean(dim=1).numpy()
                 for rest, (_, out) in zip(learned, parts, strict=True)
-            ]
-            return np.bincount(whose, torch.cat(wrong).numpy()) / np.bincount(whose)
+            ])  # fmt: skip
 
         tastes = [Taste() for _ in masks]
         least = [errors(o, Taste()) for o in masks]
@@ -195,29 +200,42 @@ class Pixels:
                     if clearly_less(found := errors(o, taste), least[i]):
                         tastes[i], least[i] = taste, found
         done("choice of the weight")
-        free, wrong = np.full(whole.shape[1], np.inf), np.ones(len(PULLS))
+        free, pulls = np.full(whole.shape[1], np.inf), (PULL, *PULLS)
+        wrong: dict[tuple[int, float], list[np.ndarray]] = defaultdict(list)
         for pictures, (rest, out) in zip(learned, parts, strict=True):
             self._coupled(rest, taper)
-            for o, taste in zip(masks, tastes, strict=True):
+            for i, (o, taste) in enumerate(zip(masks, tastes, strict=True)):
                 Z, known = out.numpy(), np.tile(o.numpy(), (len(out), 1))
                 center = Z.copy()
                 center[~known] = self._answers(pictures, o, out[:, o], taste, True).flatten()
-                for i, way in enumerate(PULLS):
+                for pull in pulls:
                     found = most_likely(
-                        Z, known, self.mean, self.precision, center, way * self.weight, -free, free
+                        Z, known, self.mean, self.precision, center, pull * self.weight, -free, free
                     )
-                    # A product: of small errors and of large ones, the ratio counts.
-                    wrong[i] *= float(np.square(found - Z)[~known].mean())
-        return list(zip(depths, tastes, strict=True)), PULLS[int(wrong.argmin())]
+                    wrong[i, pull].append(np.square(found - Z)[:, ~o.numpy()].mean(axis=1))
+        # Of gaps with small errors and of those with large ones, the ratio counts.
+        usual = [max(by_group(wrong[i, PULL]).mean(), 1e-12) for i in range(len(masks))]
+        ratios = {
+            pull: np.sum([by_group(wrong[i, pull]) / u for i, u in enumerate(usual)], axis=0)
+            for pull in pulls
+        }
+        best = PULL
+        for pull in PULLS:
+            if clearly_less(ratios[pull], ratios[best]):
+                best = pull
+        return list(zip(depths, tastes, strict=True)), best
 
     def _masks(self, random: np.random.RandomState) -> Iterator[Tensor]:
-        """Which pixels are known where settings are chosen: halves of three kinds."""
+        """Which pixels are known where settings are chosen: halves of three kinds, and a frame."""
         height, width, _ = self.shape
         rows, columns = (self.places[:, i].long() for i in range(2))
         yield rows < height // 2
         yield columns >= width // 2
         dots = torch.from_numpy(random.uniform(size=(height, width, 1)) < 0.5)
         yield dots.expand(self.shape).flatten()
+        sides = zip((rows, columns), (height, width), strict=True)
+        down, across = ((at < size // 4) | (at >= size - size // 4) for at, size in sides)
+        yield down | across
 
 
 def moved(images: Tensor, move: int, axis: int) -> Tensor:
@@ -227,6 +245,6 @@ def moved(images: Tensor, move: int, axis: int) -> Tensor:
 
 
 def clearly_less(errors: np.ndarray, others: np.ndarray) -> bool:
-    """By more than a standard error: of few groups, much is by chance."""
+    """By a share of the standard error: of few groups, much is by chance."""
     gain = others - errors
-    return float(gain.mean()) > float(gain.std(ddof=1)) / len(gain) ** 0.5
+    return float(gain.mean()) > SURE * float(gain.std(ddof=1)) / len(gain) ** 0.5
