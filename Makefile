@@ -58,5 +58,5 @@ $(VENV)/demo.done: $(VENV)/torch.done pyproject.toml
 	@touch $@
 
 $(VENV)/all.done: $(VENV)/demo.done
-	$(PIP) --editable ".[cli,data,fast,sklearn,viz]" --group dev --group docs
+	$(PIP) --editable ".[cli,data,fast,rl,sklearn,viz]" --group dev --group docs
 	@touch $@

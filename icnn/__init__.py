@@ -30,6 +30,7 @@ from icnn.solvers.stream import stream
 
 if TYPE_CHECKING:
     from icnn import data as data
+    from icnn import rl as rl
     from icnn.estimators.convex_regressor import ConvexRegressor
     from icnn.estimators.imputer import Imputer
     from icnn.estimators.multi_label_classifier import MultiLabelClassifier
@@ -77,14 +78,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Estimators and data need packages that are not needed for all the rest."""
+    """Estimators, data and control need packages that are not needed for all the rest."""
     rooms = {
         "ConvexRegressor": "convex_regressor",
         "Imputer": "imputer",
         "MultiLabelClassifier": "multi_label_classifier",
     }
-    if name == "data":
-        return import_module("icnn.data")
+    if name in ("data", "rl"):
+        return import_module(f"icnn.{name}")
     if name in rooms:
         from icnn.extras import require
 

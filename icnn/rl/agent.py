@@ -1,0 +1,93 @@
+"""What an agent is made of: critics, their slow copies, and what it has seen."""
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from icnn.rl.critics import Critics, CriticsAt
+from icnn.rl.quadratics import QuadraticCritics, QuadraticsAt
+
+FAR = 5.0  # standard deviations from the mean at which a state is cut off
+
+
+class Seen(nn.Module):
+    """What each agent has seen so far: mean and variance of states, and the size of rewards.
+
+    Args:
+        agents: How many.
+        dim_state: The length of a state.
+        used: Whether states are standardised by it, and values scaled.
+    """
+
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+    square: Tensor
+    least: Tensor
+    most: Tensor
+
+    def __init__(self, agents: int, dim_state: int, used: bool = True):
+        super().__init__()
+        self.used = used
+        one = torch.zeros(agents, 1)
+        wide = torch.zeros(agents, 1, dim_state)
+        self.register_buffer("count", torch.zeros(agents, 1, 1))
+        self.register_buffer("mean", wide)
+        self.register_buffer("variance", wide + 1)
+        for name in ("square", "least", "most"):
+            self.register_buffer(name, one.clone())
+
+    @torch.no_grad()
+    def add(self, states: Tensor, rewards: Tensor) -> None:
+        """Take note of new ones, `(agents, n, dim)` and `(agents, n)`."""
+        new = states.shape[1]
+        self.count.add_(new)
+        share = new / self.count
+        away = states.mean(dim=1, keepdim=True) - self.mean
+        # Var = (1 - p) Var_old + p Var_new + p (1 - p) (mean_new - mean_old)^2
+        spread = states.var(dim=1, correction=0, keepdim=True) + (1 - share) * away.square()
+        self.variance.lerp_(spread, share)
+        self.mean.addcmul_(share, away)
+        self.square.lerp_(rewards.square().mean(dim=1, keepdim=True), share[..., 0])
+        torch.minimum(self.least, rewards.amin(dim=1, keepdim=True), out=self.least)
+        torch.maximum(self.most, rewards.amax(dim=1, keepdim=True), out=self.most)
+
+    def forward(self, states: Tensor) -> Tensor:
+        if not self.used:
+            return states
+        return ((states - self.mean) * (self.variance + 1e-8).rsqrt()).clamp(-FAR, FAR)
+
+    @property
+    def scale(self) -> Tensor:
+        """The unit of values, `(agents, 1)`: the root of the mean square of rewards."""
+        return (self.square + 1e-8).sqrt() if self.used else torch.ones_like(self.square)
+
+
+class Agent(nn.Module):
+    """One agent, or a stack of them: all tensors have a leading dimension of agents or networks.
+
+    Args:
+        critics: Of all agents, one after another.
+        agents: How many there are.
+        standardised: Whether states are standardised, and values in units of rewards.
+    """
+
+    def __init__(
+        self, critics: Critics | QuadraticCritics, agents: int = 1, standardised: bool = True
+    ):
+        super().__init__()
+        self.critics = critics
+        self.targets = deepcopy(critics).requires_grad_(False)
+        self.seen = Seen(agents, critics.dim_state, standardised)
+
+    def at(self, states: Tensor, target: bool = False) -> CriticsAt | QuadraticsAt:
+        """Critics at states as they come, `(agents, B, dim)`; or their slow copies."""
+        return (self.targets if target else self.critics).at(self.seen(states))
+
+    @torch.no_grad()
+    def follow(self, share: float) -> None:
+        """Tidy the critics, and move their slow copies: `slow += share * (fast - slow)`."""
+        self.critics.project_()
+        for slow, fast in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
+            slow.lerp_(fast, share)

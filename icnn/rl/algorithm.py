@@ -1,0 +1,177 @@
+"""Q-learning without an actor, as Stable-Baselines3 algorithms."""
+
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+
+from icnn.energies.energy import Energy
+from icnn.rl.critics import PAPER_FORM, Form
+from icnn.rl.learning import Batch, Rules, td_loss
+from icnn.rl.policy import GreedyPolicy, InUnits, flat
+from icnn.rl.quadratics import Quadratics
+from icnn.solvers.argmin import Solver
+from icnn.solvers.domains import Domain
+from icnn.solvers.solution import Solution
+
+
+class ICNNQ(OffPolicyAlgorithm):
+    """Deep Q-learning with input convex critics.
+
+    There is no actor: `-Q(s, a)` is convex in `a`, and the greedy action is its minimiser.
+
+    Args:
+        policy: `"MlpPolicy"`.
+        env: An environment, or its name. Actions must lie in a bounded box.
+        learning_rate: Of AdamW; a number or a schedule.
+        noise: The standard deviation of what is added to actions in training; the box is 2 wide.
+        rules: How to learn and to look for actions, see `icnn.rl.Rules`.
+        policy_kwargs: `form` of critics, see `icnn.rl.Form`; how many `critics`; whether states are
+            `standardised`; `weight_decay`.
+
+    All other arguments are those of Stable-Baselines3's off-policy algorithms.
+
+    Examples:
+        >>> model = icnn.rl.ICNNQ("MlpPolicy", "Pendulum-v1", learning_starts=50, seed=0)
+        >>> model = model.learn(60)
+        >>> action, _ = model.predict(model.observation_space.sample(), deterministic=True)
+        >>> action.shape
+        (1,)
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": GreedyPolicy}
+    policy: GreedyPolicy
+    form: ClassVar[Form | Quadratics] = Form()
+
+    def __init__(
+        self,
+        policy: str | type[GreedyPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        buffer_size: int = 1_000_000,
+        learning_starts: int = 5000,
+        batch_size: int = 256,
+        tau: float = 0.005,
+        gamma: float = 0.99,
+        train_freq: int | tuple[int, str] = 1,
+        gradient_steps: int = 1,
+        action_noise: ActionNoise | None = None,
+        replay_buffer_class: type[ReplayBuffer] | None = None,
+        replay_buffer_kwargs: dict[str, Any] | None = None,
+        n_steps: int = 1,
+        noise: float = 0.1,
+        rules: Rules | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+    ):
+        self.rules, self.noise = replace(rules or Rules(), gamma=gamma), noise
+        own = {"form": self.form, "noise": noise, "rules": self.rules}
+        super().__init__(
+            policy, env, learning_rate, buffer_size, learning_starts, batch_size, tau, gamma,
+            train_freq, gradient_steps, action_noise, replay_buffer_class, replay_buffer_kwargs,
+            n_steps=n_steps, policy_kwargs=own | (policy_kwargs or {}),
+            stats_window_size=stats_window_size, tensorboard_log=tensorboard_log, verbose=verbose,
+            device=device, seed=seed, sde_support=False, support_multi_env=True,
+        )  # fmt: skip
+        if _init_setup_model:
+            self._setup_model()
+
+    def constrain(self, domain: Domain | None) -> None:
+        """From now on actions come from a part of the action space, in its units; `None`: all.
+
+        Nothing is learned anew: the best action of the part is found in the same energy.
+        """
+        self.policy.domain = domain
+
+    def solve(self, observation: np.ndarray, solver: Solver | None = None) -> Solution:
+        """The best actions, minus their `Q`, and how far from optimal they can be at most."""
+        states, _ = self.policy.obs_to_tensor(observation)
+        return self.policy.solve(flat(states), solver)
+
+    @property
+    def energy(self) -> Energy:
+        """`-Q(s, a)` of observations and actions as the environment has them: convex in `a`."""
+        return InUnits(self.policy)
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """Sample, learn, follow."""
+        policy, agent = self.policy, self.policy.agent
+        policy.set_training_mode(True)
+        self._update_learning_rate(policy.optimizer)
+        assert self.replay_buffer is not None
+        one, losses, values = torch.ones_like(policy.width), [], []
+        for _ in range(gradient_steps):
+            data = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+            discounts = self.gamma if data.discounts is None else data.discounts.flatten()
+            batch = Batch(
+                flat(data.observations)[None], data.actions[None], data.rewards.T,
+                flat(data.next_observations)[None], ((1 - data.dones.flatten()) * discounts)[None],
+            )  # fmt: skip
+            loss, value = td_loss(agent, batch, one, self.rules)
+            policy.optimizer.zero_grad()
+            loss.sum().backward()
+            policy.optimizer.step()
+            agent.follow(self.tau)
+            losses.append(loss.detach())
+            values.append(value)
+        self._n_updates += gradient_steps
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/loss", float(torch.stack(losses).mean()))
+        self.logger.record("train/q", float(torch.stack(values).mean()))
+
+    def _store_transition(
+        self, replay_buffer: ReplayBuffer, buffer_action: np.ndarray, new_obs: Any,
+        reward: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]],
+    ) -> None:  # fmt: skip
+        states = torch.as_tensor(self._last_obs, device=self.device)
+        rewards = torch.as_tensor(reward, dtype=torch.float32, device=self.device)
+        self.policy.agent.seen.add(flat(states)[None], rewards[None])
+        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+
+    def learn(
+        self, total_timesteps: int, callback: MaybeCallback = None, log_interval: int = 4,
+        tb_log_name: str | None = None, reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:  # fmt: skip
+        name = type(self).__name__ if tb_log_name is None else tb_log_name
+        return super().learn(
+            total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar
+        )
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "policy.optimizer"], []
+
+
+class NAF(ICNNQ):
+    """Normalized advantage functions (Gu et al., 2016): `-Q` is a quadratic of the action.
+
+    Its minimiser is known in closed form. Arguments are those of `icnn.rl.ICNNQ`; here `form` is an
+    `icnn.rl.Quadratics`, and there is one critic unless you say otherwise.
+    """
+
+    form: ClassVar[Form | Quadratics] = Quadratics()
+
+    def __init__(self, *args: Any, policy_kwargs: dict[str, Any] | None = None, **kwargs: Any):
+        super().__init__(*args, policy_kwargs={"critics": 1} | (policy_kwargs or {}), **kwargs)
+
+
+# Algorithm 3 of the paper, and the rates of its code.
+PAPER: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "tau": 1e-3,
+    "rules": Rules(entropy=1.0, bounded=False, steps=30, target_steps=30),
+    "policy_kwargs": {
+        "form": PAPER_FORM, "critics": 1, "standardised": False, "weight_decay": 1e-3,
+    },
+}  # fmt: skip

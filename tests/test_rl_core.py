@@ -1,0 +1,271 @@
+"""Critics, the search for actions, the loss, and budgets: against the library and by hand."""
+
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+import icnn
+from icnn.rl import Budget, Form, Quadratics, Rules
+from icnn.rl.agent import Agent, Seen
+from icnn.rl.critics import PAPER_FORM
+from icnn.rl.learning import Batch, binary_entropy, greedy, td_loss
+
+FORMS = [
+    Form((16,), (8, 8)),
+    Form((16, 12), (8,), "relu"),
+    Form((), (8, 6, 4), "softplus", norm=False, bowl=False),
+    PAPER_FORM,
+]
+AGENTS, CRITICS, BATCH, STATE, ACTION = 3, 2, 7, 5, 4
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return 2 * torch.rand(*shape, dtype=torch.float64) - 1
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_stack_computes_what_the_networks_compute(form: Form):
+    torch.manual_seed(0)
+    critics = form.make(STATE, ACTION, AGENTS * CRITICS).double()
+    states, actions = 3 * drawn(AGENTS, BATCH, STATE), drawn(AGENTS, BATCH, ACTION)
+    f = critics.at(states)
+    values = f.values(actions)
+    for i, energy in enumerate(critics.energies()):
+        agent, critic = divmod(i, CRITICS)
+        alone = energy.double()(states[agent], actions[agent])
+        torch.testing.assert_close(values[agent, critic], alone)
+        assert icnn.check_convexity(energy, states[agent], icnn.Box(-torch.ones(ACTION).double(),
+                                    torch.ones(ACTION).double())).proved  # fmt: skip
+    torch.testing.assert_close(f.worst(actions), values.amax(dim=1))
+
+
+@pytest.mark.parametrize("form", [*FORMS, Quadratics((8,)), Quadratics((8, 8), norm=True)], ids=str)
+@pytest.mark.parametrize("critics", [1, 2])
+def test_slopes_are_those_of_autograd(form: Any, critics: int):
+    torch.manual_seed(1)
+    f = form.make(STATE, ACTION, AGENTS * critics).double().at(drawn(AGENTS, BATCH, STATE))
+    actions = drawn(AGENTS, BATCH, ACTION).requires_grad_()
+    (slope,) = torch.autograd.grad(f.worst(actions).sum(), actions)
+    value, own = f.both(actions.detach())
+    torch.testing.assert_close(own, slope)
+    torch.testing.assert_close(value, f.worst(actions).detach())
+    torch.testing.assert_close(f.slope(actions.detach()), slope)
+
+
+def test_a_quadratic_is_the_one_of_its_factors():
+    torch.manual_seed(0)
+    f = Quadratics((8,)).make(STATE, ACTION, 1).double().at(drawn(1, BATCH, STATE))
+    assert f.best is not None
+    actions, middle, L = drawn(1, BATCH, ACTION), f.best, f.factor[:, 0]
+    assert (L.diagonal(dim1=-2, dim2=-1) > 0).all()
+    assert (L.triu(1) == 0).all()
+    away = actions - middle
+    expected = 0.5 * torch.einsum("abi,abij,abkj,abk->ab", away, L, L, away) - f.value[:, 0]
+    torch.testing.assert_close(f.worst(actions), expected)
+    torch.testing.assert_close(greedy(f, actions, torch.ones(ACTION), 3, Rules()), middle)
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.3])
+def test_actions_are_those_of_argmin(entropy: float):
+    torch.manual_seed(0)
+    critics = Form((16,), (16, 16)).make(STATE, ACTION, 2).double()
+    states = 2 * drawn(1, 32, STATE)
+    first, second = critics.energies()
+    box = icnn.Box(-torch.ones(ACTION).double(), torch.ones(ACTION).double())
+    solver = icnn.BundleEntropy(tol=1e-8, max_steps=300) if entropy else icnn.Bundle()
+    exact = icnn.argmin(
+        icnn.Max(first, second).double(), states[0], box, entropy=entropy, solver=solver
+    )
+    f, start, one = critics.at(states), torch.zeros(1, 32, ACTION).double(), torch.ones(ACTION)
+    rules = Rules(entropy=entropy)
+
+    def objective(a: torch.Tensor) -> torch.Tensor:
+        return (f.worst(a) - entropy * binary_entropy(a))[0]
+
+    before = objective(start) - exact.value
+    for steps, left in ((10, 0.06), (300, 2e-3)):
+        after = objective(greedy(f, start, one, steps, rules)) - exact.value
+        assert (after > -1e-6).all()
+        assert after.mean() < left * before.mean()
+
+
+def test_actions_stay_within_their_bounds():
+    torch.manual_seed(0)
+    f = Form((16,), (8,)).make(STATE, ACTION, 2).at(torch.randn(1, 64, STATE))
+    high = torch.tensor([1.0, 0.5, 0.25, 0.0])
+    found = greedy(f, torch.zeros(1, 64, ACTION), high, 10, Rules())
+    assert (found.abs() <= high).all()
+
+
+def batch_of(discount: float = 0.9) -> Batch:
+    discounts = discount * (torch.rand(AGENTS, BATCH) > 0.3).double()
+    return Batch(
+        drawn(AGENTS, BATCH, STATE), drawn(AGENTS, BATCH, ACTION), drawn(AGENTS, BATCH),
+        drawn(AGENTS, BATCH, STATE), discounts,
+    )  # fmt: skip
+
+
+def agent_of(agents: int = AGENTS) -> Agent:
+    agent = Agent(Form((16,), (8,)).make(STATE, ACTION, agents * CRITICS), agents).double()
+    agent.targets.load_state_dict(
+        {k: v + 0.1 * torch.rand_like(v) for k, v in agent.critics.state_dict().items()}
+    )
+    agent.seen.add(drawn(agents, 40, STATE), 5 * drawn(agents, 40))
+    return agent
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.5])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_the_loss_is_that_of_the_formula(entropy: float, bounded: bool):
+    torch.manual_seed(0)
+    agent, batch = agent_of(), batch_of()
+    batch, seen = batch._replace(rewards=10 * batch.rewards), agent.seen
+    rules = Rules(gamma=0.1, entropy=entropy, bounded=bounded)
+    loss, value = td_loss(agent, batch, torch.ones(ACTION), rules)
+    slow, fast = agent.targets.energies(), agent.critics.energies()
+    for i in range(AGENTS):
+        scale = float(seen.scale[i])
+
+        def known(states: torch.Tensor, i: int = i) -> torch.Tensor:
+            return (states - seen.mean[i]) / (seen.variance[i] + 1e-8).sqrt()
+
+        one = icnn.Max(*slow[2 * i : 2 * i + 2]).double()
+        f = agent.targets.at(seen(batch.next_states))
+        start = torch.zeros(AGENTS, BATCH, ACTION).double()
+        best = greedy(f, start, torch.ones(ACTION), rules.target_steps, rules)[i]
+        q = -one(known(batch.next_states[i]), best) + entropy * binary_entropy(best)
+        goal = batch.rewards[i] / scale + batch.discounts[i] * q
+        if bounded:
+            low, top = (float(r[i]) / scale / (1 - rules.gamma) for r in (seen.least, seen.most))
+            assert ((goal < low) | (goal > top)).any(), "or the test says nothing"
+            goal = goal.clamp(low, top)
+        expected, values = 0.0, []
+        for energy in fast[2 * i : 2 * i + 2]:
+            q = -energy.double()(known(batch.states[i]), batch.actions[i])
+            q = q + entropy * binary_entropy(batch.actions[i])
+            values.append(q.mean())
+            expected = expected + (q - goal.detach()).square().mean()
+        torch.testing.assert_close(loss[i], torch.as_tensor(expected))
+        torch.testing.assert_close(value[i], (sum(values) / 2 * scale).detach())
+
+
+def test_agents_in_a_stack_are_on_their_own():
+    torch.manual_seed(0)
+    agent, batch = agent_of(), batch_of()
+    loss, _ = td_loss(agent, batch, torch.ones(ACTION), Rules())
+    loss.sum().backward()
+    alone = agent_of(1)
+    for i in range(AGENTS):
+        mine = {
+            k: v[i : i + 1] if k.startswith("seen") else v[2 * i : 2 * i + 2]
+            for k, v in agent.state_dict().items()
+        }
+        alone.load_state_dict(mine)
+        alone.zero_grad()
+        own, _ = td_loss(alone, Batch(*(t[i : i + 1] for t in batch)), torch.ones(ACTION), Rules())
+        own.sum().backward()
+        torch.testing.assert_close(own[0], loss[i])
+        for name, p in alone.critics.named_parameters():
+            grad = agent.critics.get_parameter(name).grad
+            assert grad is not None
+            torch.testing.assert_close(p.grad, grad[2 * i : 2 * i + 2])
+
+
+def test_the_target_has_no_gradient_and_follows():
+    torch.manual_seed(0)
+    agent = agent_of()
+    before = [p.clone() for p in agent.targets.parameters()]
+    td_loss(agent, batch_of(), torch.ones(ACTION), Rules())[0].sum().backward()
+    assert all(p.grad is None for p in agent.targets.parameters())
+    for p in agent.critics.parameters():
+        p.data.sub_(1.0)
+    agent.follow(0.25)
+    for name, fast in agent.critics.weights.items():
+        if name.startswith("wz"):
+            assert (fast >= 0).all()
+    for old, slow, fast in zip(before, agent.targets.parameters(), agent.critics.parameters(),
+                               strict=True):  # fmt: skip
+        torch.testing.assert_close(slow, 0.75 * old + 0.25 * fast)
+
+
+@given(parts=st.lists(st.integers(1, 9), min_size=1, max_size=6), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=30)
+def test_what_was_seen(parts: list[int], seed: int):
+    rng = np.random.default_rng(seed)
+    states, rewards = rng.normal(3, 5, (2, sum(parts), 3)), rng.normal(size=(2, sum(parts)))
+    seen, start = Seen(2, 3).double(), 0
+    for n in parts:
+        seen.add(*(torch.from_numpy(x[:, start : start + n]) for x in (states, rewards)))
+        start += n
+    for i in range(2):
+        np.testing.assert_allclose(seen.mean[i, 0], states[i].mean(axis=0), atol=1e-9)
+        np.testing.assert_allclose(seen.variance[i, 0], states[i].var(axis=0), atol=1e-9)
+        np.testing.assert_allclose(seen.square[i, 0], np.square(rewards[i]).mean(), atol=1e-9)
+        assert float(seen.least[i]) == min(0, rewards[i].min())
+        assert float(seen.most[i]) == max(0, rewards[i].max())
+
+
+HIGH = torch.tensor([1.0, 0.3, 2.0, 0.7], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("total", [0.2, 1.0, 3.0, 10.0])
+def test_a_budget_against_solvers(total: float):
+    torch.manual_seed(0)
+    budget = Budget(total, HIGH)
+    y = 2 * torch.randn(20, 4, dtype=torch.float64)
+    nearest, corner = budget.project(y), budget.minimise(y, 0.0)
+    assert budget.contains(nearest).all()
+    assert budget.contains(corner).all()
+    torch.testing.assert_close(budget.minimise(y, 2.0), budget.project(-y / 2))
+    for i in range(len(y)):
+        v = cp.Variable(4)
+        limits = [cp.norm1(v) <= total, cp.abs(v) <= HIGH.numpy()]
+        cp.Problem(cp.Minimize(cp.sum_squares(v - y[i].numpy())), limits).solve(solver="CLARABEL")
+        assert v.value is not None
+        np.testing.assert_allclose(nearest[i], v.value, atol=1e-5)
+        # a = p - q
+        cost = np.concatenate([y[i].numpy(), -y[i].numpy()])
+        exact = linprog(cost, np.ones((1, 8)), [total], bounds=[(0, h) for h in HIGH.tolist()] * 2)
+        assert float((corner[i] * y[i]).sum()) == pytest.approx(exact.fun)
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=8),
+    st.floats(0.01, 10), st.floats(0.01, 10),
+)  # fmt: skip
+@settings(deadline=None, max_examples=200)
+def test_not_one_budget_is_exceeded(values: list[float], total: float, high: float):
+    y = torch.tensor([values], dtype=torch.float32)
+    found = Budget(total, high).project(y)
+    assert float(found.double().abs().sum()) <= total
+    assert float(found.abs().max()) <= np.float32(high)
+    again = Budget(total, high).project(found)
+    torch.testing.assert_close(again, found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", [icnn.Bundle(), icnn.ProjectedGradient(
+    rule="spectral", max_steps=300, tol=1e-6)], ids=lambda s: type(s).__name__)  # fmt: skip
+def test_argmin_under_a_budget(solver: Any):
+    torch.manual_seed(0)
+    x = 3 * torch.randn(16, 4, dtype=torch.float64)
+    budget = Budget(1.5, HIGH)
+    found = icnn.argmin(
+        lambda x, y: (y - x).square().sum(dim=1) / 2, x, budget, entropy=0, solver=solver,
+        start=torch.zeros_like(x),
+    )  # fmt: skip
+    off = (found.y - budget.project(x)).square().sum(dim=1) / 2
+    assert (off <= found.gap + 1e-9).all()
+    assert (found.gap < 1e-3).all()
+
+
+def test_a_bad_budget():
+    with pytest.raises(ValueError, match="`total` must be"):
+        Budget(-1.0)
+    with pytest.raises(ValueError, match="`high` must be"):
+        Budget(1.0, "much")  # pyright: ignore[reportArgumentType]
