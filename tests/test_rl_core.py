@@ -111,7 +111,7 @@ def batch_of(discount: float = 0.9) -> Batch:
     )  # fmt: skip
 
 
-def agent_of(agents: int = AGENTS) -> Agent:
+def agent_of(agents: int = AGENTS) -> Any:
     agent = Agent(Form((16,), (8,)).make(STATE, ACTION, agents * CRITICS), agents).double()
     agent.targets.load_state_dict(
         {k: v + 0.1 * torch.rand_like(v) for k, v in agent.critics.state_dict().items()}
@@ -152,7 +152,7 @@ def test_the_loss_is_that_of_the_formula(entropy: float, bounded: bool):
             values.append(q.mean())
             expected = expected + (q - goal.detach()).square().mean()
         torch.testing.assert_close(loss[i], torch.as_tensor(expected))
-        torch.testing.assert_close(value[i], (sum(values) / 2 * scale).detach())
+        torch.testing.assert_close(value[i], torch.stack(values).mean().detach() * scale)
 
 
 def test_agents_in_a_stack_are_on_their_own():
@@ -225,7 +225,7 @@ def test_a_budget_against_solvers(total: float):
     torch.testing.assert_close(budget.minimise(y, 2.0), budget.project(-y / 2))
     for i in range(len(y)):
         v = cp.Variable(4)
-        limits = [cp.norm1(v) <= total, cp.abs(v) <= HIGH.numpy()]
+        limits: list[Any] = [cp.norm1(v) <= total, cp.abs(v) <= HIGH.numpy()]
         cp.Problem(cp.Minimize(cp.sum_squares(v - y[i].numpy())), limits).solve(solver="CLARABEL")
         assert v.value is not None
         np.testing.assert_allclose(nearest[i], v.value, atol=1e-5)

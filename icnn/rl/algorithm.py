@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -14,7 +15,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from icnn.energies.energy import Energy
 from icnn.rl.critics import PAPER_FORM, Form
 from icnn.rl.learning import Batch, Rules, td_loss
-from icnn.rl.policy import GreedyPolicy, InUnits, flat
+from icnn.rl.policy import GreedyPolicy, InUnits, check_spaces, flat
 from icnn.rl.quadratics import Quadratics
 from icnn.solvers.argmin import Solver
 from icnn.solvers.domains import Domain
@@ -75,6 +76,9 @@ class ICNNQ(OffPolicyAlgorithm):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ):
+        env = maybe_make_env(env, verbose)
+        if env is not None:  # as in `load`
+            check_spaces(env.observation_space, env.action_space)
         self.rules, self.noise = replace(rules or Rules(), gamma=gamma), noise
         own = {"form": self.form, "noise": noise, "rules": self.rules}
         super().__init__(

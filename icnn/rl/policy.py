@@ -46,7 +46,6 @@ class GreedyPolicy(BasePolicy):
         noise: float = 0.1, rules: Rules | None = None, weight_decay: float = 0.0, **kwargs: Any,
     ):  # fmt: skip
         super().__init__(observation_space, action_space, squash_output=True, **kwargs)
-        check_spaces(observation_space, action_space)
         self.rules, self.noise, form = rules or Rules(), noise, form or Form()
         self.options = {
             "form": form, "critics": critics, "standardised": standardised, "noise": noise,

@@ -1,0 +1,345 @@
+"""Many agents of one task in one process: their networks in stacks, on a GPU as CUDA graphs.
+
+Each agent has its own environment, memory and random numbers. What it does depends on its seed, and
+not on who else is in the stack (up to the rounding of larger products).
+"""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from icnn.rl.agent import Agent
+from icnn.rl.critics import Form
+from icnn.rl.learning import Batch, Rules, greedy, td_loss
+from icnn.rl.quadratics import Quadratics
+from icnn.rl.worlds import Moves, Worlds
+
+BLOCK = 250  # steps for which random numbers are drawn at once
+TESTS = 10_000  # the seed of the first test episode; others follow
+PARTS = ("state", "action", "following", "rest")  # of what is remembered
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of an agent, by the names that they have in `icnn.rl.ICNNQ`."""
+
+    form: Form | Quadratics = field(default_factory=Form)
+    rules: Rules = field(default_factory=Rules)
+    critics: int = 2
+    standardised: bool = True
+    learning_rate: float = 3e-4
+    weight_decay: float = 0.0
+    tau: float = 0.005
+    batch_size: int = 256
+    learning_starts: int = 5000
+    gradient_steps: int = 1
+    n_steps: int = 1
+    noise: float = 0.1
+
+
+class Memory(nn.Module):
+    """What agents did, `(agents, total, ...)`; `rest`: reward, terminated, ended in any way."""
+
+    state: Tensor
+    action: Tensor
+    following: Tensor
+    rest: Tensor
+    size: Tensor
+    rows: Tensor
+
+    def __init__(self, agents: int, total: int, sizes: tuple[int, int]):
+        super().__init__()
+        for name, width in zip(PARTS, (*sizes, sizes[0], 3),
+                               strict=True):  # fmt: skip
+            self.register_buffer(name, torch.zeros(agents, total, width))
+        self.register_buffer("size", torch.zeros(1, dtype=torch.long))
+        self.register_buffer("rows", torch.arange(agents)[:, None])
+
+    def add(self, **new: Tensor) -> None:
+        """One step of each agent."""
+        for name, value in new.items():
+            getattr(self, name).index_copy_(1, self.size, value[:, None])
+        self.size.add_(1)
+
+    def sample(self, picks: Tensor, n_steps: int, gamma: float) -> Batch:
+        """Transitions of `n_steps`, or as many as there were, by numbers from 0 to 1."""
+        rows, first = self.rows, (picks * (self.size - n_steps + 1)).long()
+        going, reward = torch.ones_like(picks), torch.zeros_like(picks)
+        discount, last = torch.ones_like(picks), first
+        for k in range(n_steps):
+            # An episode that has ended adds no more, and its end is where it led to.
+            gain, terminated, ended = self.rest[rows, first + k].unbind(dim=2)
+            reward = reward + going * gamma**k * gain
+            last = torch.where(going > 0, first + k, last)
+            discount = torch.where(going > 0, gamma ** (k + 1) * (1 - terminated), discount)
+            going = going * (1 - ended)
+        return Batch(
+            self.state[rows, first], self.action[rows, first], reward, self.following[rows, last],
+            discount,
+        )  # fmt: skip
+
+
+class Stack:
+    """Agents of one task.
+
+    Args:
+        task: The name of an environment.
+        seeds: One for each agent.
+        training: Settings, the same for all.
+        total: Steps to be made, for which there is memory.
+        every: Steps between two test episodes.
+        device: Where networks are.
+        workers: Processes for environments; 0 for this one.
+        options: For `gymnasium.make`.
+
+    Attributes:
+        tests: Step, return and mean `Q` of each test, one list for each agent.
+    """
+
+    def __init__(
+        self, task: str, seeds: Sequence[int], training: Training, total: int = 100_000,
+        every: int = 1000, device: str = "cpu", workers: int = 0, **options: Any,
+    ):  # fmt: skip
+        self.task, self.seeds, self.training = task, list(seeds), training
+        self.total, self.every, self.device = total, every, torch.device(device)
+        count = len(self.seeds)
+        # Environments to learn in, then those to be tested in.
+        self.worlds = Worlds(task, 2 * count, workers, **options)
+        S, n = self.worlds.sizes
+        made = []
+        for seed in self.seeds:
+            torch.manual_seed(seed)
+            made.append(training.form.make(S, n, training.critics).state_dict())
+        critics = training.form.make(S, n, training.critics * count)
+        critics.load_state_dict({k: torch.cat([m[k] for m in made]) for k in made[0]})
+        agent = Agent(critics, count, training.standardised)
+        self.agent, self.tested = agent.to(self.device), deepcopy(agent).to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.agent.critics.parameters(), lr=training.learning_rate, fused=True,
+            weight_decay=training.weight_decay, capturable=self.device.type == "cuda",
+        )  # fmt: skip
+        self.memory = Memory(count, total, (S, n)).to(self.device)
+        self.random = [np.random.default_rng(seed) for seed in self.seeds]
+        zeros = partial(torch.zeros, device=self.device)
+        # What goes in: states to act in, of learning and testing; what was done and led to.
+        self.state, self.told = zeros(2, count, S), zeros(count, 2 * S + n + 3)
+        self.picks, self.jitter = zeros(count, training.batch_size), zeros(count, n)
+        # What comes out.
+        self.action, self.value = zeros(2, count, n), zeros(count)
+        self.step, self.testing, self.returns = 0, np.zeros(count, bool), np.zeros(count)
+        self.tests: list[list[tuple[int, float, float]]] = [[] for _ in self.seeds]
+        self.under_test: tuple[int, list[float]] | None = None
+        self.act, self.store, self.learn = (
+            self._recorded(f) for f in (self._act, self._store, self._learn)
+        )
+        self._reset(np.array([*self.seeds, *self.seeds]))
+
+    @torch.no_grad()
+    def _act(self) -> None:
+        """Choose the next action, and that of the test."""
+        rules, high = self.training.rules, torch.ones_like(self.jitter[0])
+        for i, agent in enumerate((self.agent, self.tested)):
+            f = agent.at(self.state[i][:, None])
+            best = greedy(f, torch.zeros_like(self.jitter)[:, None], high, rules.steps, rules)[:, 0]
+            noise = self.training.noise * self.jitter if i == 0 else 0.0
+            self.action[i].copy_((best + noise).clamp(-1, 1))
+
+    @torch.no_grad()
+    def _store(self) -> None:
+        """Remember what an action has led to."""
+        S, n = self.worlds.sizes
+        state, action, following, rest = self.told.split([S, n, S, 3], dim=1)
+        self.memory.add(state=state, action=action, following=following, rest=rest)
+        self.agent.seen.add(state[:, None], rest[:, :1])
+
+    def _learn(self) -> None:
+        """One step of all networks."""
+        t = self.training
+        batch = self.memory.sample(self.picks, t.n_steps, t.rules.gamma)
+        loss, value = td_loss(self.agent, batch, torch.ones_like(self.jitter[0]), t.rules)
+        self.optimizer.zero_grad()
+        loss.sum().backward()
+        self.optimizer.step()
+        self.agent.follow(t.tau)
+        self.value.copy_(value)
+
+    def _recorded(self, function: Callable[[], None]) -> Callable[[], None]:
+        """As a CUDA graph, where there is a GPU; nothing stays of what it does in the making."""
+        if self.device.type != "cuda":
+            return function
+        before = {name: tensor.clone() for name, tensor in self._tensors().items()}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                function()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function()
+        for name, tensor in self._tensors().items():
+            # An optimiser has made its own as it went.
+            tensor.copy_(before[name]) if name in before else tensor.zero_()
+        return graph.replay
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All that learning changes, by name; not the memory, of which nothing counts yet."""
+        found = dict(self.agent.state_dict()) | {"size": self.memory.get_buffer("size")}
+        for i, state in enumerate(self.optimizer.state.values()):
+            found |= {f"optimizer.{i}.{name}": value for name, value in state.items()}
+        return found
+
+    def _reset(self, seeds: np.ndarray, which: slice = slice(None)) -> None:
+        """Begin new episodes."""
+        moves = self.worlds.moves
+        moves.what[:] = 0
+        moves.what[which], moves.seed[which] = 2, seeds
+        self.worlds.start()
+        self.worlds.wait()
+
+    def _numbers(self) -> None:
+        """Draw random numbers for some steps, of each agent from its own stream."""
+        t, n = self.training, self.worlds.sizes[1]
+        picks = [r.random((BLOCK, t.gradient_steps, t.batch_size), np.float32) for r in self.random]
+        jitter = [r.standard_normal((BLOCK, n), np.float32) for r in self.random]
+        self.free = np.stack([r.uniform(-1, 1, (BLOCK, n)) for r in self.random], axis=1)
+        self.block = [
+            torch.from_numpy(np.stack(numbers, axis=-2)).to(self.device)
+            for numbers in (picks, jitter)
+        ]
+
+    def begin(self) -> None:
+        """Choose actions, and send them to the environments."""
+        t, count, i = self.training, len(self.seeds), self.step % BLOCK
+        moves = self.worlds.moves
+        if i == 0:
+            self._numbers()
+        if self.step % self.every == 0 and not self.testing.any():
+            self._test(self.step // self.every)
+        self.state.copy_(torch.from_numpy(moves.state).view_as(self.state), non_blocking=True)
+        self.jitter.copy_(self.block[1][i])
+        self.act()
+        action = self.action.cpu().numpy()
+        if self.step < t.learning_starts:
+            action[0] = self.free[i]
+        moves.action[:] = action.reshape(2 * count, -1)
+        self.before = moves.state[:count].copy()
+        moves.what[:count], moves.what[count:] = 1, self.testing
+        self.worlds.start()
+
+    def between(self) -> None:
+        """Learn, while environments are under way."""
+        if self.step >= self.training.learning_starts:
+            for picks in self.block[0][self.step % BLOCK]:
+                self.picks.copy_(picks)
+                self.learn()
+
+    def end(self) -> None:
+        """Remember what came of the actions."""
+        count, moves = len(self.seeds), self.worlds.wait()
+        ended = moves.terminated | moves.truncated
+        told = np.concatenate([
+            self.before, moves.action[:count], moves.following[:count],
+            np.stack([moves.reward, moves.terminated, ended], axis=1)[:count],
+        ], axis=1)  # fmt: skip
+        self.told.copy_(torch.from_numpy(told.astype(np.float32)))
+        self.store()
+        self._note(moves)
+        self.step += 1
+
+    def _test(self, number: int, kept: bool = True) -> None:
+        """Begin a test episode with the networks as they are."""
+        count = len(self.seeds)
+        self.tested.load_state_dict(self.agent.state_dict())
+        self.under_test = (self.step, self.value.tolist()) if kept else None
+        self._reset(np.full(count, TESTS + number), slice(count, None))
+        self.testing[:], self.returns[:] = True, 0
+
+    def _note(self, moves: Moves) -> None:
+        """What test episodes have brought, and who is done."""
+        count = len(self.seeds)
+        self.returns += np.where(self.testing, moves.reward[count:], 0)
+        done = self.testing & (moves.terminated | moves.truncated)[count:]
+        self.testing &= ~done
+        if self.under_test is not None:
+            step, value = self.under_test
+            for i in np.flatnonzero(done):
+                self.tests[i].append((step, float(self.returns[i]), value[i]))
+
+    def _end_tests(self) -> None:
+        """Test episodes alone, to their end."""
+        count, moves = len(self.seeds), self.worlds.moves
+        while self.testing.any():
+            self.state.copy_(torch.from_numpy(moves.state).view_as(self.state))
+            self.act()
+            moves.action[count:] = self.action[1].cpu().numpy()
+            moves.what[:count], moves.what[count:] = 0, self.testing
+            self.worlds.start()
+            self._note(self.worlds.wait())
+
+    def finish(self, episodes: int = 10) -> np.ndarray:
+        """Returns of test episodes at the end, `(agents, episodes)`."""
+        self._end_tests()
+        found = []
+        for i in range(episodes):
+            self._test(10**6 + i, kept=False)
+            self._end_tests()
+            found.append(self.returns.copy())
+        return np.stack(found, axis=1)
+
+    def kept(self) -> dict[str, Any]:
+        """All that the rest depends on, after a multiple of `BLOCK` steps."""
+        assert self.step % BLOCK == 0, "random numbers of a block are not kept"
+        memory = {k: v[:, : self.step].cpu() for k, v in self.memory.state_dict().items()
+                  if k in PARTS}  # fmt: skip
+        return {
+            "agent": self.agent.state_dict(), "tested": self.tested.state_dict(),
+            "optimizer": self.optimizer.state_dict(), "memory": memory,
+            "value": self.value.tolist(), "step": self.step, "testing": self.testing,
+            "returns": self.returns, "tests": self.tests, "under_test": self.under_test,
+            "random": [r.bit_generator.state for r in self.random],
+            "worlds": self.worlds.kept(), "moves": [m.copy() for m in self.worlds.moves],
+        }  # fmt: skip
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Go on from there, as if nothing had happened."""
+        self.agent.load_state_dict(kept["agent"])
+        self.tested.load_state_dict(kept["tested"])
+        # In place: graphs know where numbers are.
+        own = self.optimizer.state
+        if own:
+            for state, new in zip(own.values(), kept["optimizer"]["state"].values(), strict=True):
+                for name, value in state.items():
+                    value.copy_(new[name])
+        else:
+            self.optimizer.load_state_dict(kept["optimizer"])
+        for name, part in kept["memory"].items():
+            self.memory.get_buffer(name)[:, : part.shape[1]] = part.to(self.device)
+        self.memory.size.fill_(kept["step"])
+        self.value.copy_(torch.tensor(kept["value"]))
+        for name in ("step", "testing", "returns", "tests", "under_test"):
+            setattr(self, name, kept[name])
+        for random, state in zip(self.random, kept["random"], strict=True):
+            random.bit_generator.state = state
+        self.worlds.restore(kept["worlds"])
+        for own_part, part in zip(self.worlds.moves, kept["moves"], strict=True):
+            own_part[...] = part
+
+
+def run(stacks: Sequence[Stack], told: Callable[[int], None] = lambda step: None) -> None:
+    """All steps of several stacks, side by side: while environments move, networks learn."""
+    while any(stack.step < stack.total for stack in stacks):
+        under_way = [stack for stack in stacks if stack.step < stack.total]
+        for stack in under_way:
+            stack.begin()
+        for stack in under_way:
+            stack.between()
+        for stack in under_way:
+            stack.end()
+        told(max(stack.step for stack in stacks))

@@ -1,0 +1,209 @@
+"""Environments of many agents, stepped together: in this process, or in some of their own."""
+
+import multiprocessing
+from importlib import import_module
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+mujoco: Any = import_module("mujoco")  # its types are made as it is imported
+
+RESET = np.iinfo(np.int64).max  # in the place of a seed: go on with the stream that there is
+
+
+class Moves(NamedTuple):
+    """What environments are told, and what they tell; the same memory in all processes."""
+
+    what: np.ndarray  # (E,): 0 nothing, 1 step, 2 reset
+    seed: np.ndarray  # (E,): to reset with
+    action: np.ndarray  # (E, n), between -1 and 1
+    state: np.ndarray  # (E, S): where the next action is taken; after the end, of a new episode
+    following: np.ndarray  # (E, S): where the last action has led
+    reward: np.ndarray  # (E,)
+    terminated: np.ndarray  # (E,)
+    truncated: np.ndarray  # (E,)
+
+
+def layout(count: int, sizes: tuple[int, int]) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Shapes and types of all of it."""
+    states, actions = sizes
+    return {
+        "what": ((count,), np.int8), "seed": ((count,), np.int64),
+        "action": ((count, actions), np.float32), "state": ((count, states), np.float32),
+        "following": ((count, states), np.float32), "reward": ((count,), np.float32),
+        "terminated": ((count,), np.bool_), "truncated": ((count,), np.bool_),
+    }  # fmt: skip
+
+
+def moves_in(memory: Any, count: int, sizes: tuple[int, int]) -> Moves:
+    """Views of one block of memory."""
+    arrays, at = {}, 0
+    for name, (shape, dtype) in layout(count, sizes).items():
+        arrays[name] = np.ndarray(shape, dtype, memory, at)
+        at += -(-arrays[name].nbytes // 64) * 64
+    return Moves(**arrays)
+
+
+def room(count: int, sizes: tuple[int, int]) -> int:
+    """How many bytes that takes."""
+    shapes = layout(count, sizes).values()
+    return sum(-(-int(np.prod(s)) * np.dtype(t).itemsize // 64) * 64 for s, t in shapes)
+
+
+class World:
+    """One environment of a task."""
+
+    def __init__(self, task: str, options: dict[str, Any]):
+        self.env = gym.make(task, disable_env_checker=True, **options)
+        low, high = self.env.action_space.low, self.env.action_space.high  # pyright: ignore
+        self.middle, self.half = (high + low) / 2, (high - low) / 2
+
+    def move(self, moves: Moves, i: int) -> None:
+        """Do what it is told."""
+        if moves.what[i] == 2:
+            seed = None if moves.seed[i] == RESET else int(moves.seed[i])
+            moves.state[i] = self.env.reset(seed=seed)[0]
+        elif moves.what[i] == 1:
+            action = self.middle + self.half * moves.action[i]
+            state, reward, terminated, truncated, _ = self.env.step(action)
+            moves.following[i] = moves.state[i] = state
+            moves.reward[i], moves.terminated[i], moves.truncated[i] = reward, terminated, truncated
+            if terminated or truncated:
+                moves.state[i] = self.env.reset()[0]
+
+    def kept(self) -> dict[str, Any]:
+        """All that its future depends on."""
+        env: Any = self.env.unwrapped
+        kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+        state = np.zeros(mujoco.mj_stateSize(env.model, kind))
+        mujoco.mj_getState(env.model, env.data, state, kind)
+        limits = [w for w in layers(self.env) if isinstance(w, gym.wrappers.TimeLimit)]
+        return {
+            "physics": state, "random": env.np_random.bit_generator.state,
+            "steps": limits[0]._elapsed_steps if limits else None,
+        }  # fmt: skip
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Go on from there."""
+        env: Any = self.env.unwrapped
+        self.env.reset(seed=0)
+        mujoco.mj_setState(
+            env.model, env.data, kept["physics"], int(mujoco.mjtState.mjSTATE_INTEGRATION)
+        )
+        env.np_random.bit_generator.state = kept["random"]
+        for wrapper in layers(self.env):
+            if isinstance(wrapper, gym.wrappers.TimeLimit):
+                wrapper._elapsed_steps = kept["steps"]
+
+
+def layers(env: Any) -> list[Any]:
+    """An environment's wrappers."""
+    found = []
+    while isinstance(env, gym.Wrapper):
+        found.append(env)
+        env = env.env
+    return found
+
+
+class Worlds:
+    """Environments of one task.
+
+    Args:
+        task: Its name.
+        count: How many.
+        workers: Processes to spread them over; 0 for this one.
+        options: For `gymnasium.make`.
+    """
+
+    def __init__(self, task: str, count: int, workers: int = 0, **options: Any):
+        one = World(task, options)
+        spaces: Any = one.env.observation_space, one.env.action_space
+        self.sizes = int(np.prod(spaces[0].shape)), int(np.prod(spaces[1].shape))
+        self.count, self.memory = count, None
+        self.own: list[World] = []
+        self.pipes: list[Connection] = []
+        self.processes: list[Any] = []
+        size = room(count, self.sizes)
+        if not workers:
+            self.own = [one, *(World(task, options) for _ in range(count - 1))]
+            self.moves = moves_in(bytearray(size), count, self.sizes)
+            return
+        self.memory = SharedMemory(create=True, size=size)
+        self.moves = moves_in(self.memory.buf, count, self.sizes)
+        context = multiprocessing.get_context("spawn")
+        self.parts = np.array_split(np.arange(count), min(workers, count))
+        for part in self.parts:
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=work, daemon=True,
+                args=(theirs, self.memory.name, count, self.sizes, task, options, part),
+            )  # fmt: skip
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def start(self) -> None:
+        """Let all do what `moves.what` says."""
+        for pipe in self.pipes:
+            pipe.send("move")
+
+    def wait(self) -> Moves:
+        """Until it is done."""
+        for i, world in enumerate(self.own):
+            world.move(self.moves, i)
+        for pipe in self.pipes:
+            pipe.recv()
+        return self.moves
+
+    def kept(self) -> list[dict[str, Any]]:
+        """All that their future depends on."""
+        for pipe in self.pipes:
+            pipe.send("keep")
+        return [w.kept() for w in self.own] + [k for pipe in self.pipes for k in pipe.recv()]
+
+    def restore(self, kept: list[dict[str, Any]]) -> None:
+        """Go on from there."""
+        for world, one in zip(self.own, kept, strict=False):
+            world.restore(one)
+        for pipe, part in zip(self.pipes, self.parts if self.pipes else [], strict=True):
+            pipe.send([kept[i] for i in part])
+            pipe.recv()
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join()
+        self.pipes = []
+        if self.memory is not None:
+            del self.moves
+            self.memory.close()
+            self.memory.unlink()
+            self.memory = None
+
+
+def work(
+    pipe: Connection, name: str, count: int, sizes: tuple[int, int], task: str,
+    options: dict[str, Any], part: np.ndarray,
+) -> None:  # fmt: skip
+    """What a process does until it is told `None`."""
+    memory = SharedMemory(name=name)
+    moves = moves_in(memory.buf, count, sizes)
+    worlds = [World(task, options) for _ in part]
+    while (told := pipe.recv()) is not None:
+        if told == "move":
+            for i, world in zip(part, worlds, strict=True):
+                world.move(moves, i)
+            pipe.send(None)
+        elif told == "keep":
+            pipe.send([world.kept() for world in worlds])
+        else:
+            for world, one in zip(worlds, told, strict=True):
+                world.restore(one)
+            pipe.send(None)
+    del moves
+    memory.close()

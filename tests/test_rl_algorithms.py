@@ -1,0 +1,192 @@
+"""Algorithms of Stable-Baselines3: what users of it expect, and what is ours."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+import icnn
+from icnn.rl import ICNNQ, NAF, PAPER, Budget, Form, Quadratics, Rules
+
+ALGORITHMS = [ICNNQ, NAF]
+SMALL: dict[Any, dict[str, Any]] = {
+    ICNNQ: {"policy_kwargs": {"form": Form((32,), (16,))}, "batch_size": 64},
+    NAF: {"policy_kwargs": {"form": Quadratics((32,))}, "batch_size": 64},
+}
+
+
+class Identity(gym.Env):
+    """The reward is largest where the action is the state, stretched to a box that is not even."""
+
+    LOW, HIGH = np.array([-1.0, 2.0], np.float32), np.array([3.0, 3.0], np.float32)
+
+    def __init__(self, length: int = 10, truncated: bool = True):
+        self.observation_space = spaces.Box(-1, 1, (2,))
+        self.action_space = spaces.Box(self.LOW, self.HIGH)
+        self.length, self.truncated = length, truncated
+
+    def reset(self, *, seed: int | None = None, options: Any = None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._next(), {}
+
+    def _next(self) -> np.ndarray:
+        self.state = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return self.state
+
+    def step(self, action: np.ndarray):
+        assert self.action_space.contains(action)
+        wanted = self.LOW + (self.state + 1) / 2 * (self.HIGH - self.LOW)
+        away = (action - wanted) / (self.HIGH - self.LOW)
+        reward = 1 - 4 * float(np.square(away).sum())
+        self.steps += 1
+        end = self.steps >= self.length
+        return self._next(), reward, end and not self.truncated, end and self.truncated, {}
+
+
+def small(algorithm: Any, env: Any = None, **options: Any) -> ICNNQ:
+    given: dict[str, Any] = {"learning_starts": 100, "seed": 0, "learning_rate": 3e-3, "noise": 0.3}
+    return algorithm(
+        "MlpPolicy", env or Identity(), **(given | {"gamma": 0.5} | SMALL[algorithm] | options)
+    )
+
+
+@pytest.fixture(scope="module", params=ALGORITHMS, ids=lambda a: a.__name__)
+def learned(request: pytest.FixtureRequest) -> ICNNQ:
+    return small(request.param).learn(1500)
+
+
+def test_identity_is_solved(learned: ICNNQ):
+    mean, _ = evaluate_policy(learned, Identity(), n_eval_episodes=20, warn=False)
+    assert mean > 9.5, "of 10 at most"
+    value = -learned.solve(np.zeros((1, 2), np.float32)).value
+    assert float(value) == pytest.approx(2, abs=0.3), "1 / (1 - gamma)"
+
+
+def test_values_know_truncated_from_terminated():
+    """One step an episode: what ended by itself is worth 1, what was cut off goes on."""
+    for truncated, worth in ((True, 2.0), (False, 1.0)):
+        model = small(ICNNQ, Identity(1, truncated)).learn(1000)
+        value = -model.solve(np.zeros((1, 2), np.float32)).value
+        assert float(value) == pytest.approx(worth, abs=0.3)
+
+
+def test_the_same_seed_gives_the_same_agent():
+    found = [small(a).learn(200).policy.state_dict() for a in ALGORITHMS for _ in range(2)]
+    for one, other in ((found[0], found[1]), (found[2], found[3])):
+        assert all(torch.equal(one[k], other[k]) for k in one)
+    other = small(ICNNQ, seed=1).learn(200).policy.state_dict()
+    assert not all(torch.equal(found[0][k], other[k]) for k in other)
+
+
+def test_save_and_load(learned: ICNNQ, tmp_path: Path):
+    learned.save(tmp_path / "agent")
+    again = type(learned).load(tmp_path / "agent", env=Identity())
+    states = np.random.default_rng(0).uniform(-1, 1, (20, 2)).astype(np.float32)
+    for a, b in zip(
+        *(m.predict(states, deterministic=True) for m in (learned, again)), strict=True
+    ):
+        assert np.array_equal(a, b) if a is not None else b is None
+    assert again.rules == learned.rules
+    moments = [m.policy.optimizer.state_dict()["state"][0]["exp_avg"] for m in (learned, again)]
+    assert torch.equal(*moments)
+    again.learn(20, reset_num_timesteps=False)
+    assert again.num_timesteps == learned.num_timesteps + 20
+    learned.policy.save(str(tmp_path / "policy"))
+    policy = type(learned.policy).load(str(tmp_path / "policy"))
+    assert np.array_equal(policy.predict(states, deterministic=True)[0],
+                          learned.predict(states, deterministic=True)[0])  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_users_of_stable_baselines3_expect(algorithm: Any, tmp_path: Path):
+    """Vectorised environments, n steps, evaluation while it learns, TensorBoard, normalisation."""
+    env = make_vec_env(Identity, n_envs=3, seed=0)
+    callback = EvalCallback(Identity(), eval_freq=50, best_model_save_path=str(tmp_path),
+                            verbose=0, warn=False)  # fmt: skip
+    model = small(algorithm, env, n_steps=2, tensorboard_log=str(tmp_path / "logs"))
+    model.learn(450, callback=callback)
+    assert (tmp_path / "best_model.zip").exists()
+    assert list((tmp_path / "logs").glob(f"{algorithm.__name__}_1/events*"))
+    assert int(model.policy.agent.seen.count) == 450
+    normalised = VecNormalize(DummyVecEnv([Identity]), norm_obs=True, norm_reward=True)
+    small(algorithm, normalised).learn(120)
+
+
+def test_a_certified_action(learned: ICNNQ):
+    states = np.random.default_rng(0).uniform(-1, 1, (20, 2)).astype(np.float32)
+    solution = learned.solve(
+        states, icnn.ProjectedGradient(rule="spectral", max_steps=300, tol=1e-4)
+    )
+    assert solution.gap.max() < 1e-2
+    quick = torch.from_numpy(learned.predict(states, deterministic=True)[0])
+    away = (quick - solution.y) / (learned.policy.width / 2)
+    assert away.abs().max() < 0.1
+    energy = learned.energy(torch.from_numpy(states), solution.y)
+    torch.testing.assert_close(energy.double(), solution.value, rtol=1e-4, atol=1e-4)
+
+
+def test_constraints_without_learning_anew(learned: ICNNQ):
+    low, high = torch.tensor([0.0, 2.2]), torch.tensor([1.0, 2.4])
+    for domain in (icnn.Box(low, high), icnn.Box(0.5, 2.5), Budget(2.25, torch.tensor([3.0, 3.0]))):
+        learned.constrain(domain)
+        env = Identity(50)
+        state, _ = env.reset(seed=0)
+        for i in range(50):
+            action, _ = learned.predict(state, deterministic=i % 2 == 0)
+            if isinstance(domain, Budget):
+                assert np.abs(action.astype(float)).sum() <= 2.25
+            else:
+                assert bool(domain.contains(torch.from_numpy(action)[None]))
+                assert (action >= np.float32(torch.as_tensor(domain.low))).all()
+                assert (action <= np.float32(torch.as_tensor(domain.high))).all()
+            state, *_ = env.step(np.clip(action, env.LOW, env.HIGH))
+    learned.constrain(icnn.Box(low, high))
+    middle = learned.predict(np.array([-0.5, -0.4], np.float32), deterministic=True)[0]
+    edge = learned.predict(np.array([0.9, 0.9], np.float32), deterministic=True)[0]
+    np.testing.assert_allclose(middle, [0.0, 2.3], atol=0.1)
+    np.testing.assert_allclose(edge, [1.0, 2.4], atol=0.01)
+    learned.constrain(None)
+    assert learned.predict(np.array([0.9, 0.9], np.float32), deterministic=True)[0][0] > 2
+
+
+def test_the_energy_is_convex(learned: ICNNQ):
+    x, box = torch.rand(4, 2), icnn.Box(*map(torch.from_numpy, (Identity.LOW, Identity.HIGH)))
+    report = icnn.check_convexity(learned.energy, x, box)
+    assert report.counterexample is None
+
+
+def test_the_paper_s_algorithm():
+    model = ICNNQ("MlpPolicy", Identity(), learning_starts=50, batch_size=32, seed=0, **PAPER)
+    model.learn(80)
+    assert model.rules.entropy == 1
+    assert len(model.policy.agent.critics.weights["head0"]) == 1
+    assert not model.policy.agent.seen.used
+    assert model.rules == Rules(entropy=1.0, bounded=False, steps=30, target_steps=30)
+
+
+class Refused(Identity):
+    def __init__(self, **spaces_: spaces.Space):
+        super().__init__()
+        self.__dict__.update(spaces_)
+
+
+@pytest.mark.parametrize(("given", "told"), [
+    ({"action_space": spaces.Discrete(3)}, "for discrete actions take Stable-Baselines3's DQN"),
+    ({"action_space": spaces.Box(-np.inf, np.inf, (2,))}, "must have bounds on its actions"),
+    ({"action_space": spaces.MultiBinary(3)}, "must have actions in a bounded Box"),
+    ({"observation_space": spaces.Discrete(3)}, "gymnasium.wrappers.FlattenObservation"),
+    ({"observation_space": spaces.Dict({"a": spaces.Box(0, 1)})}, "observations in a Box"),
+])  # fmt: skip
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_spaces_that_it_is_not_for(algorithm: Any, given: Any, told: str):
+    with pytest.raises(ValueError, match=told):
+        algorithm("MlpPolicy", DummyVecEnv([lambda: Refused(**given)]))
