@@ -1,6 +1,7 @@
 """Environments of many agents, stepped together: in this process, or in some of their own."""
 
 import multiprocessing
+import pickle
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
@@ -77,22 +78,19 @@ class World:
     def kept(self) -> dict[str, Any]:
         """All that its future depends on."""
         env: Any = self.env.unwrapped
-        kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-        state = np.zeros(mujoco.mj_stateSize(env.model, kind))
-        mujoco.mj_getState(env.model, env.data, state, kind)
         limits = [w for w in layers(self.env) if isinstance(w, gym.wrappers.TimeLimit)]
         return {
-            "physics": state, "random": env.np_random.bit_generator.state,
+            # All of it: rewards depend on places of bodies that are older than joints.
+            "physics": pickle.dumps(env.data),
+            "random": env.np_random.bit_generator.state,
             "steps": limits[0]._elapsed_steps if limits else None,
-        }  # fmt: skip
+        }
 
     def restore(self, kept: dict[str, Any]) -> None:
         """Go on from there."""
         env: Any = self.env.unwrapped
         self.env.reset(seed=0)
-        mujoco.mj_setState(
-            env.model, env.data, kept["physics"], int(mujoco.mjtState.mjSTATE_INTEGRATION)
-        )
+        mujoco.mj_copyData(env.data, env.model, pickle.loads(kept["physics"]))
         env.np_random.bit_generator.state = kept["random"]
         for wrapper in layers(self.env):
             if isinstance(wrapper, gym.wrappers.TimeLimit):
