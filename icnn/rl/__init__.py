@@ -11,14 +11,29 @@ from icnn.rl.quadratics import Quadratics
 
 if TYPE_CHECKING:
     from icnn.rl.algorithm import ICNNQ, NAF, PAPER
+    from icnn.rl.checkpoint import Checkpoint, resume
 
-__all__ = ["ICNNQ", "NAF", "PAPER", "Budget", "Form", "Quadratics", "Rules"]
+__all__ = [
+    "ICNNQ",
+    "NAF",
+    "PAPER",
+    "Budget",
+    "Checkpoint",
+    "Form",
+    "Quadratics",
+    "Rules",
+    "resume",
+]
+
+ROOMS = {"Checkpoint": "checkpoint", "resume": "checkpoint"} | dict.fromkeys(
+    ("ICNNQ", "NAF", "PAPER"), "algorithm"
+)
 
 
 def __getattr__(name: str) -> Any:
     """Algorithms need packages that the rest does not."""
-    if name not in ("ICNNQ", "NAF", "PAPER"):
+    if name not in ROOMS:
         raise AttributeError(f"module 'icnn.rl' has no attribute {name!r}")
     for module in ("gymnasium", "stable_baselines3"):
         require(module, "rl")
-    return getattr(import_module("icnn.rl.algorithm"), name)
+    return getattr(import_module(f"icnn.rl.{ROOMS[name]}"), name)
