@@ -33,6 +33,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.learning
 	$(BIN)/python -m benchmarks.regression
+	$(BIN)/python -m benchmarks.control
 	$(MAKE) tables
 
 # Every table in README and docs, made anew from results/.
@@ -40,7 +41,7 @@ tables: setup
 	$(BIN)/python -m icnn.report README.md docs
 
 clean:
-	rm -rf $(VENV) site icnn-demo icnn-synthetic icnn-bibtex icnn-olivetti
+	rm -rf $(VENV) site icnn-demo icnn-synthetic icnn-bibtex icnn-olivetti icnn-control
 
 # torch goes in first and pinned, so that nothing later may choose another build of it. Where pip is
 # set up (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL) to find a CPU build of that version, it takes that.

@@ -152,3 +152,43 @@ def olivetti(
     from icnn.experiments.olivetti import Settings, run
 
     run(Settings(seed=seed, seeds=seeds, out=out, fast=fast, final=final))
+
+
+@reproduce.command()
+def control(
+    task: Annotated[
+        list[str], typer.Option(help="A task, as Hopper; may be given several times.")
+    ] = ["HalfCheetah", "Hopper", "Swimmer"],  # noqa: B006
+    algo: Annotated[
+        list[str],
+        typer.Option(help="ICNNQ, ICNN (the paper's), NAF, SAC, TD3 or DDPG; several times."),
+    ] = ["ICNNQ"],  # noqa: B006
+    seed: Seed = 0,
+    seeds: Seeds = 5,
+    steps: Annotated[
+        int, typer.Option(min=1000, help="Of the environment, in each run.")
+    ] = 100_000,
+    engine: Annotated[
+        str, typer.Option(help="`stack`: in one process, on a GPU if there is one; or `ray`.")
+    ] = "stack",
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes for the environments of each task; 0 for none.")
+    ] = 0,
+    film: Annotated[bool, typer.Option("--film", help="Draw a short film of an agent.")] = False,
+    out: Out = Path("icnn-control"),
+    fast: Fast = False,
+) -> None:
+    """Q-learning without an actor on MuJoCo: runs that are missing in the folder are made.
+
+    Writes a JSON file for each run, control.json, learning curves and control.html. A run that was
+    stopped goes on.
+    """
+    from icnn.experiments.control import Settings, run
+
+    try:
+        settings = Settings(
+            tuple(task), tuple(algo), seed, seeds, steps, engine, workers, film, out, fast
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    run(settings)

@@ -115,6 +115,26 @@ def test_olivetti_writes_numbers_pictures_and_a_page(tmp_path: Path):
     assert not list(tmp_path.glob("unfinished*"))
 
 
+def test_control_writes_runs_tables_and_a_page(tmp_path: Path):
+    options = ("--fast", "--task", "Hopper", "--algo", "ICNNQ", "--algo", "SAC", "--seeds", "2")
+    told = command("reproduce", "control", *options, "--out", str(tmp_path))
+    result = json.loads((tmp_path / "control.json").read_text())
+    (row,) = result["rows"]
+    assert row["ICNNQ"] in told
+    assert "(2)" in row["SAC"]
+    assert row["state, action (paper)"] == "11, 3 (11, 3)"
+    run = json.loads((tmp_path / "Hopper-ICNNQ-1.json").read_text())
+    assert [test[0] for test in run["tests"]] == [0, 250]
+    assert len(run["final"]) == 2
+    assert run["settings"]["form"]["hidden"] == [8]
+    assert (tmp_path / "agents" / "Hopper-ICNNQ-0.pt").exists()
+    assert "data:image/png;base64," in (tmp_path / "control.html").read_text()
+    again = command("reproduce", "control", *options, "--out", str(tmp_path))
+    assert "4 of 4 runs are there already" in again
+    assert not (tmp_path / "unfinished").exists()
+    assert "`--task` must be one of" in command("reproduce", "control", "--task", "Hoper")
+
+
 def test_estimators_are_found_by_name():
     from icnn.estimators.convex_regressor import ConvexRegressor
 

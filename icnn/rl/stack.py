@@ -5,6 +5,7 @@ not on who else is in the stack (up to the rounding of larger products).
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,9 +136,13 @@ class Stack:
         self.step, self.testing, self.returns = 0, np.zeros(count, bool), np.zeros(count)
         self.tests: list[list[tuple[int, float, float]]] = [[] for _ in self.seeds]
         self.under_test: tuple[int, list[float]] | None = None
-        self.act, self.store, self.learn = (
-            self._recorded(f) for f in (self._act, self._store, self._learn)
-        )
+        # Stacks side by side on a GPU do not wait for each other.
+        own = torch.cuda.Stream() if self.device.type == "cuda" else None
+        self.stream = nullcontext if own is None else partial(torch.cuda.stream, own)
+        with self.stream():
+            self.act, self.store, self.learn = (
+                self._recorded(f) for f in (self._act, self._store, self._learn)
+            )
         self._reset(np.array([*self.seeds, *self.seeds]))
 
     @torch.no_grad()
@@ -173,13 +178,11 @@ class Stack:
         """As a CUDA graph, where there is a GPU; nothing stays of what it does in the making."""
         if self.device.type != "cuda":
             return function
+        torch.cuda.synchronize()
         before = {name: tensor.clone() for name, tensor in self._tensors().items()}
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                function()
-        torch.cuda.current_stream().wait_stream(stream)
+        for _ in range(3):
+            function()
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             function()
@@ -215,19 +218,22 @@ class Stack:
         ]
 
     def begin(self) -> None:
-        """Choose actions, and send them to the environments."""
-        t, count, i = self.training, len(self.seeds), self.step % BLOCK
-        moves = self.worlds.moves
+        """Choose actions."""
+        i, moves = self.step % BLOCK, self.worlds.moves
         if i == 0:
             self._numbers()
         if self.step % self.every == 0 and not self.testing.any():
             self._test(self.step // self.every)
-        self.state.copy_(torch.from_numpy(moves.state).view_as(self.state), non_blocking=True)
+        self.state.copy_(torch.from_numpy(moves.state).view_as(self.state))
         self.jitter.copy_(self.block[1][i])
         self.act()
+
+    def send(self) -> None:
+        """Send them to the environments."""
+        count, moves = len(self.seeds), self.worlds.moves
         action = self.action.cpu().numpy()
-        if self.step < t.learning_starts:
-            action[0] = self.free[i]
+        if self.step < self.training.learning_starts:
+            action[0] = self.free[self.step % BLOCK]
         moves.action[:] = action.reshape(2 * count, -1)
         self.before = moves.state[:count].copy()
         moves.what[:count], moves.what[count:] = 1, self.testing
@@ -307,6 +313,16 @@ class Stack:
             "worlds": self.worlds.kept(), "moves": [m.copy() for m in self.worlds.moves],
         }  # fmt: skip
 
+    def one(self, i: int) -> dict[str, Any]:
+        """One agent, as `Agent.load_state_dict` takes it, and its settings."""
+        count = self.training.critics
+        state = {
+            name: (value[i : i + 1] if name.startswith("seen") else
+                   value[count * i : count * (i + 1)]).cpu().clone()
+            for name, value in self.agent.state_dict().items()
+        }  # fmt: skip
+        return {"agent": state, "training": self.training, "sizes": self.worlds.sizes}
+
     def restore(self, kept: dict[str, Any]) -> None:
         """Go on from there, as if nothing had happened."""
         self.agent.load_state_dict(kept["agent"])
@@ -334,12 +350,9 @@ class Stack:
 
 def run(stacks: Sequence[Stack], told: Callable[[int], None] = lambda step: None) -> None:
     """All steps of several stacks, side by side: while environments move, networks learn."""
-    while any(stack.step < stack.total for stack in stacks):
-        under_way = [stack for stack in stacks if stack.step < stack.total]
-        for stack in under_way:
-            stack.begin()
-        for stack in under_way:
-            stack.between()
-        for stack in under_way:
-            stack.end()
+    while under_way := [stack for stack in stacks if stack.step < stack.total]:
+        for part in (Stack.begin, Stack.send, Stack.between, Stack.end):
+            for stack in under_way:
+                with stack.stream():
+                    part(stack)
         told(max(stack.step for stack in stacks))

@@ -1,0 +1,261 @@
+"""Section 6.4 and supplements E and H of the paper: control without an actor, `-Q` convex in `a`.
+
+Each run has 100,000 steps, a test episode every 1,000, and ten at the end. Two tables: the mean of
+the ten, and the maximum over all test episodes, which is what the paper reports.
+
+Where it differs from the paper:
+
+1. Tasks are Gymnasium's v5, the paper's were v1: states of some have other sizes, and rewards other
+   terms. Sizes stand in the table beside the paper's.
+2. The paper's ICNN is its Algorithm 3 with the entropy in loss and target alike, 30 projected Adam
+   steps, and targets that are not clipped.
+3. ICNNQ has two networks with features of the state, standardised states, bounded targets, no
+   entropy: see `icnn.rl`.
+4. A swimmer's discount is 0.9999, for all algorithms; 0.99 elsewhere.
+5. Algorithms of Stable-Baselines3 are as they come; TD3 and DDPG have the noise of its documents.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from icnn import report
+from icnn.experiments.control_runs import OURS, RIVALS, TASKS, Job, rival, together
+from icnn.extras import require
+
+# Table 3 and supplement H: DDPG, NAF, ICNN; sizes of states and actions.
+PUBLISHED = {
+    "Ant": (1000.0, 999.03, 1056.29, 111, 8),
+    "HalfCheetah": (2909.77, 2575.16, 3822.99, 17, 6),
+    "Hopper": (1501.33, 1100.43, 831.0, 11, 3),
+    "Humanoid": (524.09, 5000.68, 433.38, 376, 17),
+    "HumanoidStandup": (134265.96, 116399.05, 141217.38, 376, 17),
+    "InvertedDoublePendulum": (9358.81, 9359.59, 9359.41, 11, 1),
+    "InvertedPendulum": (1000.0, 1000.0, 1000.0, 4, 1),
+    "Reacher": (-6.1, -6.31, -5.08, 11, 2),
+    "Swimmer": (49.79, 69.71, 64.89, 8, 2),
+    "Walker2d": (1604.18, 1007.25, 298.21, 17, 6),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Which runs, and where to keep them."""
+
+    tasks: tuple[str, ...] = ("HalfCheetah", "Hopper", "Swimmer")
+    algos: tuple[str, ...] = ("ICNNQ",)
+    seed: int = 0
+    seeds: int = 5
+    steps: int = 100_000
+    engine: str = "stack"
+    workers: int = 0
+    film: bool = False
+    out: Path = Path("icnn-control")
+    fast: bool = False
+
+    def __post_init__(self):
+        for name, given, known in (
+            ("--task", self.tasks, TASKS), ("--algo", self.algos, (*OURS, *RIVALS)),
+            ("--engine", [self.engine], ("stack", "ray")),
+        ):  # fmt: skip
+            for value in given:
+                if value not in known:
+                    raise ValueError(f"`{name}` must be one of {', '.join(known)}, got {value!r}")
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Make the runs that are missing; then tables, curves and a page of all that are there."""
+    for module, extra in (("gymnasium", "rl"), ("mujoco", "rl"), ("rich", "cli"),
+                          ("matplotlib", "viz")):  # fmt: skip
+        require(module, extra)
+    from rich.console import Console
+
+    console = Console()
+    steps, episodes, every = settings.steps, 10, 1000
+    if settings.fast:
+        console.print("A smoke test: a few hundred steps. Its numbers mean nothing.")
+        steps, episodes, every = 500, 2, 250
+    jobs = [
+        Job(task, algo, settings.seed + i, steps, every, episodes)
+        for task in settings.tasks for algo in settings.algos for i in range(settings.seeds)
+    ]  # fmt: skip
+    settings.out.mkdir(parents=True, exist_ok=True)
+    missing = [job for job in jobs if not (settings.out / f"{job}.json").exists()]
+    console.print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are there already.")
+    if missing:
+        (spread if settings.engine == "ray" else here)(missing, settings)
+    unfinished = settings.out / "unfinished"
+    if unfinished.exists() and not list(unfinished.iterdir()):
+        unfinished.rmdir()
+    runs = [json.loads(path.read_text()) for path in sorted(settings.out.glob("*-*-*.json"))]
+    told = numbers(settings, runs)
+    pictures = [drawn(settings.out, runs)]
+    if settings.film:
+        console.print(f"Look at [bold]{filmed(settings, runs)}[/]")
+    paths = report.publish(
+        "control", "Control", told,
+        [__doc__ or "", told["rows"], "The maximum over all test episodes, as in the paper.",
+         told["maxima"], *pictures],
+        settings.out, reading=False,
+    )  # fmt: skip
+    print(report.table(told["rows"]))
+    print(report.table(told["maxima"]))
+    console.print(f"Look at [bold]{paths[-1]}[/]; the numbers are in {paths[0].name}")
+    return told
+
+
+def here(missing: list[Job], settings: Settings) -> None:
+    """All runs in this process: ours side by side, then others one by one."""
+    from rich.console import Console
+    from rich.progress import Progress, TimeRemainingColumn
+
+    own = [job for job in missing if job.algo in OURS]
+    others = [job for job in missing if job.algo in RIVALS]
+    columns = (
+        *Progress.get_default_columns()[:-1],
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        if own:
+            task = bar.add_task(f"{len(own)} runs side by side", total=own[0].steps)
+            together(
+                own, settings.out, settings.fast, lambda step: bar.update(task, completed=step),
+                settings.workers,
+            )  # fmt: skip
+        for job in others:
+            task = bar.add_task(str(job), total=job.steps)
+            kept = rival(
+                job, settings.out, settings.fast,
+                lambda step, task=task: bar.update(task, completed=step),
+            )  # fmt: skip
+            report.store(str(job), kept, settings.out)
+
+
+def spread(missing: list[Job], settings: Settings) -> None:
+    """Runs as tasks of Ray, a core each: on this machine, or on the cluster that it belongs to."""
+    ray: Any = require("ray", "rl")
+    from icnn.learning.progress import parts_done
+
+    ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
+    out = settings.out.resolve()
+
+    @ray.remote(num_cpus=1)
+    def one(job: Job) -> tuple[Job, dict[str, Any] | None]:
+        import torch
+
+        torch.set_num_threads(1)
+        if job.algo in RIVALS:
+            return job, rival(job, out, settings.fast, lambda step: None)
+        together([job], out, settings.fast, lambda step: None)
+        return job, json.loads((out / f"{job}.json").read_text())
+
+    waiting = [one.remote(job) for job in missing]
+    with parts_done(True, len(missing)) as done:
+        while waiting:
+            ready, waiting = ray.wait(waiting)
+            job, kept = ray.get(ready[0])
+            report.store(str(job), kept, settings.out)
+            done(str(job))
+    ray.shutdown()
+
+
+def numbers(settings: Settings, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Two tables of all runs that are there."""
+    algos = [a for a in (*OURS, *RIVALS) if any(r["settings"]["algo"] == a for r in runs)]
+
+    def cell(task: str, algo: str, best: bool) -> str:
+        mine = [r for r in runs if (r["settings"]["task"], r["settings"]["algo"]) == (task, algo)]
+        if not mine:
+            return ""
+        values = [
+            max(t[1] for t in r["tests"]) if best else float(np.mean(r["final"])) for r in mine
+        ]
+        more = f" ± {np.std(values, ddof=1):.4g}" if len(values) > 1 else ""
+        return f"{np.mean(values):.5g}{more} ({len(values)})"
+
+    tables = []
+    for best in (False, True):
+        rows: list[report.Row] = []
+        for task in TASKS:
+            there = [r for r in runs if r["settings"]["task"] == task]
+            if there:
+                *published, states, actions = PUBLISHED[task]
+                rows.append({
+                    "task": task,
+                    "state, action (paper)": "{}, {} ({}, {})".format(
+                        *there[0]["sizes"], states, actions
+                    ),
+                    **{algo: cell(task, algo, best) for algo in algos},
+                    **{
+                        f"paper: {name}": f"{value:g}"
+                        for name, value in zip(("DDPG", "NAF", "ICNN"), published, strict=True)
+                    },
+                })  # fmt: skip
+        tables.append(rows)
+    found = report.result(report.shown(settings), tables[0])
+    return found | {"maxima": tables[1]}
+
+
+def drawn(out: Path, runs: list[dict[str, Any]]) -> Path:
+    """Test returns over steps: mean and spread over seeds, of the last ten tests each."""
+    from matplotlib.figure import Figure
+
+    tasks = [t for t in TASKS if any(r["settings"]["task"] == t for r in runs)]
+    columns = min(3, len(tasks))
+    lines = -(-len(tasks) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.1 * lines), layout="constrained")
+    for i, task in enumerate(tasks):
+        axes = figure.add_subplot(lines, columns, i + 1, title=task)
+        for k, algo in enumerate((*OURS, *RIVALS)):
+            mine = [
+                r["tests"] for r in runs
+                if (r["settings"]["task"], r["settings"]["algo"]) == (task, algo)
+            ]  # fmt: skip
+            if not mine:
+                continue
+            length = min(map(len, mine))
+            steps = [t[0] for t in mine[0][:length]]
+            returns = np.array([[t[1] for t in tests[:length]] for tests in mine])
+            window = min(10, max(1, length // 4))
+            smooth = np.array([np.convolve(r, np.ones(window) / window, "valid") for r in returns])
+            mean, spread = smooth.mean(axis=0), smooth.std(axis=0)
+            at = steps[window - 1 :]
+            axes.plot(at, mean, color=f"C{k}", label=f"{algo} ({len(mine)})")
+            axes.fill_between(at, mean - spread, mean + spread, color=f"C{k}", alpha=0.2, lw=0)
+        axes.axhline(PUBLISHED[task][2], color="gray", ls=":", lw=1, label="paper's ICNN, maximum")
+        axes.ticklabel_format(axis="x", scilimits=(0, 0))
+        axes.legend(fontsize=7)
+    path = out / "control.png"
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def filmed(settings: Settings, runs: list[dict[str, Any]]) -> Path:
+    """A short film of the best agent of the first task."""
+    import gymnasium as gym
+
+    imageio: Any = require("imageio", "rl")
+    from icnn.experiments.control_agents import model_of
+
+    mine = [
+        r for r in runs
+        if r["settings"]["task"] == settings.tasks[0] and r["settings"]["algo"] in OURS
+    ]  # fmt: skip
+    best = max(mine, key=lambda r: float(np.mean(r["final"])))["settings"]
+    name = f"{best['task']}-{best['algo']}-{best['seed']}"
+    env = gym.make(f"{best['task']}-v5", render_mode="rgb_array", width=240, height=240)
+    model = model_of(settings.out / "agents" / f"{name}.pt", env)
+    frames, (state, _), over = [], env.reset(seed=0), False
+    while not over and len(frames) < 150:
+        for _ in range(2):
+            action, _ = model.predict(state, deterministic=True)
+            state, _, terminated, truncated, _ = env.step(action)
+            over = over or terminated or truncated
+        frames.append(env.render())
+    env.close()
+    path = settings.out / f"{name}.gif"
+    imageio.mimsave(path, frames, duration=50, loop=0)
+    return path

@@ -1,0 +1,177 @@
+"""Runs of control tasks: ours many at a time, those of Stable-Baselines3 one by one."""
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from icnn import report
+from icnn.rl.critics import PAPER_FORM, Form
+from icnn.rl.learning import Rules
+from icnn.rl.quadratics import Quadratics
+from icnn.rl.stack import TESTS, Stack, Training, run
+
+TASKS = (
+    "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum",
+    "InvertedPendulum", "Reacher", "Swimmer", "Walker2d",
+)  # fmt: skip
+# A swimmer's stroke pays off later than a discount of 0.99 looks; the same for all algorithms.
+GAMMAS = {"Swimmer": 0.9999}
+# Algorithm 3 of the paper: one network, the entropy in loss and target, nothing standardised.
+PAPER = Training(
+    form=PAPER_FORM, rules=Rules(entropy=1.0, bounded=False, steps=30, target_steps=30), critics=1,
+    standardised=False, learning_rate=1e-3, weight_decay=1e-3, tau=1e-3,
+)  # fmt: skip
+OURS = {
+    "ICNNQ": Training(),
+    "ICNN": PAPER,
+    "NAF": Training(form=Quadratics(), rules=Rules(bounded=False), critics=1, standardised=False,
+                    learning_rate=1e-3, tau=1e-3),
+}  # fmt: skip
+RIVALS = ("SAC", "TD3", "DDPG")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    task: str
+    algo: str
+    seed: int
+    steps: int = 100_000
+    every: int = 1000
+    episodes: int = 10
+
+    def __str__(self) -> str:
+        return f"{self.task}-{self.algo}-{self.seed}"
+
+
+def training(job: Job, fast: bool) -> Training:
+    """The settings of one of our algorithms in a task."""
+    found = OURS[job.algo]
+    gamma = GAMMAS.get(job.task, found.rules.gamma)
+    found = replace(found, rules=replace(found.rules, gamma=gamma))
+    if not fast:
+        return found
+    form = Quadratics((16,)) if job.algo == "NAF" else Form((16,), (8,))
+    return replace(found, form=form, batch_size=16, learning_starts=100)
+
+
+def told(job: Job, settings: Any, tests: Any, final: Any, seconds: float, sizes: Any) -> dict:
+    """A run, as it is kept."""
+    made = report.result({**asdict(job), **settings}, [])
+    return {
+        "settings": made["settings"], "made": made["made"] | {"seconds": round(seconds)},
+        "sizes": list(sizes), "final": [round(float(x), 2) for x in final],
+        "tests": [[int(t[0]), *(round(float(x), 2) for x in t[1:])] for t in tests],
+    }  # fmt: skip
+
+
+def together(
+    jobs: Sequence[Job], out: Path, fast: bool, done: Callable[[int], None], workers: int = 0,
+    keep: int = 10_000,
+) -> None:  # fmt: skip
+    """Ours: all seeds of a task and an algorithm in a stack, all stacks in this process."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    kinds = sorted({(job.task, job.algo) for job in jobs})
+    stacks: list[tuple[Stack, list[Job], Path]] = []
+    for task, algo in kinds:
+        mine = [job for job in jobs if (job.task, job.algo) == (task, algo)]
+        stack = Stack(
+            f"{task}-v5", [job.seed for job in mine], training(mine[0], fast), mine[0].steps,
+            mine[0].every, device, workers,
+        )  # fmt: skip
+        path = out / "unfinished" / f"{task}-{algo}-{'-'.join(str(job.seed) for job in mine)}.pt"
+        if path.exists():
+            stack.restore(torch.load(path, map_location=device, weights_only=False))
+        stacks.append((stack, mine, path))
+    begun = time.perf_counter()
+
+    def after(step: int) -> None:
+        done(step)
+        if step % keep == 0:
+            for stack, _, path in stacks:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                part = path.with_suffix(".part")
+                torch.save(stack.kept(), part)
+                part.replace(path)
+
+    run([stack for stack, _, _ in stacks], after)
+    (out / "agents").mkdir(parents=True, exist_ok=True)
+    for stack, mine, path in stacks:
+        final = stack.finish(mine[0].episodes)
+        seconds = (time.perf_counter() - begun) / len(jobs)
+        for i, job in enumerate(mine):
+            kept = told(
+                job, asdict(stack.training), stack.tests[i], final[i], seconds, stack.worlds.sizes
+            )
+            torch.save(stack.one(i), out / "agents" / f"{job}.pt")
+            report.store(str(job), kept, out)
+        stack.worlds.close()
+        path.unlink(missing_ok=True)
+
+
+def rival(job: Job, out: Path, fast: bool, done: Callable[[int], None]) -> dict[str, Any]:
+    """An algorithm of Stable-Baselines3, as it comes."""
+    import gymnasium as gym
+    import stable_baselines3
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    from icnn.rl.checkpoint import Checkpoint, resume
+
+    algorithm = getattr(stable_baselines3, job.algo)
+    env, test = (gym.make(f"{job.task}-v5") for _ in range(2))
+    path = out / "unfinished" / f"{job}.zip"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tests: list[tuple[int, float]] = []
+
+    def episode(model: Any, seed: int) -> float:
+        state, _ = test.reset(seed=seed)
+        total, over = 0.0, False
+        while not over:
+            action, _ = model.predict(state, deterministic=True)
+            state, reward, terminated, truncated, _ = test.step(action)
+            total, over = total + float(reward), terminated or truncated
+        return total
+
+    class Tests(BaseCallback):
+        """A test episode every so often; between a step and the learning from it, as for ours."""
+
+        def _on_step(self) -> bool:
+            step = self.num_timesteps - 1
+            if step % job.every == 0:
+                tests.append((step, episode(self.model, TESTS + step // job.every)))
+                path.with_suffix(".tests").write_bytes(pickle.dumps(tests))
+            done(self.num_timesteps)
+            return True
+
+    begun, device = time.perf_counter(), "cpu"
+    if path.exists():
+        model = resume(algorithm, path, env, device=device)
+        before = pickle.loads(path.with_suffix(".tests").read_bytes())
+        tests += [t for t in before if t[0] < model.num_timesteps]
+    else:
+        options: dict[str, Any] = {"gamma": GAMMAS.get(job.task, 0.99), "buffer_size": job.steps}
+        if job.algo != "SAC":  # as in the documentation of both; by default they do not explore
+            n = int(np.prod(env.action_space.shape or ()))
+            options["action_noise"] = NormalActionNoise(np.zeros(n), 0.1 * np.ones(n))
+        if fast:
+            options |= {"policy_kwargs": {"net_arch": [16]}, "batch_size": 16}
+        model = algorithm("MlpPolicy", env, seed=job.seed, device=device, **options)
+    model.learn(
+        job.steps - model.num_timesteps, [Tests(), Checkpoint(path)], reset_num_timesteps=False
+    )
+    final = [episode(model, TESTS + 10**6 + i) for i in range(job.episodes)]
+    kept = told(
+        job, {"gamma": model.gamma}, tests, final, time.perf_counter() - begun,
+        [int(np.prod(s.shape or ())) for s in (env.observation_space, env.action_space)],
+    )  # fmt: skip
+    for suffix in (".zip", ".tests"):
+        path.with_suffix(suffix).unlink(missing_ok=True)
+    return kept
