@@ -1,5 +1,6 @@
 """Algorithms of Stable-Baselines3: what users of it expect, and what is ours."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 import icnn
 from icnn.rl import ICNNQ, NAF, PAPER, Budget, Checkpoint, Form, Quadratics, Rules, resume
+from icnn.rl.learning import Training
+from icnn.rl.policy import GreedyPolicy
 
 ALGORITHMS = [ICNNQ, NAF]
 SMALL: dict[Any, dict[str, Any]] = {
@@ -62,7 +65,7 @@ def small(algorithm: Any, env: Any = None, **options: Any) -> ICNNQ:
 
 @pytest.fixture(scope="module", params=ALGORITHMS, ids=lambda a: a.__name__)
 def learned(request: pytest.FixtureRequest) -> ICNNQ:
-    return small(request.param).learn(1500)
+    return small(request.param).learn(1200)
 
 
 def test_identity_is_solved(learned: ICNNQ):
@@ -75,7 +78,7 @@ def test_identity_is_solved(learned: ICNNQ):
 def test_values_know_truncated_from_terminated():
     """One step an episode: what ended by itself is worth 1, what was cut off goes on."""
     for truncated, worth in ((True, 2.0), (False, 1.0)):
-        model = small(ICNNQ, Identity(1, truncated)).learn(1000)
+        model = small(ICNNQ, Identity(1, truncated), tau=0.05).learn(600)
         value = -model.solve(np.zeros((1, 2), np.float32)).value
         assert float(value) == pytest.approx(worth, abs=0.3)
 
@@ -153,34 +156,77 @@ def test_a_certified_action(learned: ICNNQ):
     )
     assert solution.gap.max() < 1e-2
     quick = torch.from_numpy(learned.predict(states, deterministic=True)[0])
-    away = (quick - solution.y) / (learned.policy.width / 2)
+    away = (quick - solution.y) / learned.policy.reach
     assert away.abs().max() < 0.1
     energy = learned.energy(torch.from_numpy(states), solution.y)
     torch.testing.assert_close(energy.double(), solution.value, rtol=1e-4, atol=1e-4)
 
 
-def test_constraints_without_learning_anew(learned: ICNNQ):
+def test_constraints_without_learning_anew(learned: ICNNQ, tmp_path: Path):
     low, high = torch.tensor([0.0, 2.2]), torch.tensor([1.0, 2.4])
-    for domain in (icnn.Box(low, high), icnn.Box(0.5, 2.5), Budget(2.25, torch.tensor([3.0, 3.0]))):
-        learned.constrain(domain)
-        env = Identity(50)
-        state, _ = env.reset(seed=0)
-        for i in range(50):
-            action, _ = learned.predict(state, deterministic=i % 2 == 0)
-            if isinstance(domain, Budget):
-                assert np.abs(action.astype(float)).sum() <= 2.25
-            else:
-                assert bool(domain.contains(torch.from_numpy(action)[None]))
-                assert (action >= np.float32(torch.as_tensor(domain.low))).all()
-                assert (action <= np.float32(torch.as_tensor(domain.high))).all()
-            state, *_ = env.step(np.clip(action, env.LOW, env.HIGH))
     learned.constrain(icnn.Box(low, high))
+    env = Identity(50)
+    state, _ = env.reset(seed=0)
+    for i in range(50):
+        action, _ = learned.predict(state, deterministic=i % 2 == 0)
+        assert (action >= low.numpy()).all()
+        assert (action <= high.numpy()).all()
+        state, *_ = env.step(action)
     middle = learned.predict(np.array([-0.5, -0.4], np.float32), deterministic=True)[0]
     edge = learned.predict(np.array([0.9, 0.9], np.float32), deterministic=True)[0]
     np.testing.assert_allclose(middle, [0.0, 2.3], atol=0.1)
     np.testing.assert_allclose(edge, [1.0, 2.4], atol=0.01)
+    learned.save(tmp_path / "limited")
+    again = type(learned).load(tmp_path / "limited")
+    assert np.array_equal(again.predict(np.ones(2, np.float32), deterministic=True)[0], edge)
     learned.constrain(None)
     assert learned.predict(np.array([0.9, 0.9], np.float32), deterministic=True)[0][0] > 2
+
+
+class Symmetric(Identity):
+    LOW, HIGH = np.array([-1.0, -0.5], np.float32), np.array([1.0, 0.5], np.float32)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_budget_without_learning_anew(algorithm: Any):
+    model = small(algorithm, Symmetric()).learn(700)
+    budget = Budget(0.6, torch.tensor([1.0, 0.5]))
+    states = np.random.default_rng(0).uniform(-1, 1, (60, 2)).astype(np.float32)
+    model.constrain(budget)
+    for deterministic in (True, False):
+        actions, _ = model.predict(states, deterministic=deterministic)
+        assert (np.abs(actions.astype(float)).sum(axis=1) <= 0.6).all()
+    found = model.solve(states)
+    quick = torch.from_numpy(model.predict(states, deterministic=True)[0])
+    energy = model.energy(torch.from_numpy(states), quick).double()
+    assert float((energy - found.value).mean()) < 0.01
+    model.learn(30, reset_num_timesteps=False)  # also while it learns, at random and not
+    assert model.replay_buffer is not None
+    last = model.replay_buffer.actions[model.replay_buffer.pos - 30 : model.replay_buffer.pos, 0]
+    assert (np.abs(last * Symmetric.HIGH).sum(axis=1) <= 0.6 + 1e-6).all()
+    for domain in (Budget(0.6), icnn.Box(-2.0, 0.0)):
+        with pytest.raises(ValueError, match="`domain` must lie in the action space"):
+            model.constrain(domain)
+
+
+def test_loading_with_other_settings(learned: ICNNQ, tmp_path: Path):
+    learned.save(tmp_path / "agent")
+    again = type(learned).load(tmp_path / "agent", gamma=0.9, noise=0.7)
+    assert (again.rules.gamma, again.policy.rules.gamma, again.policy.noise) == (0.9, 0.9, 0.7)
+    same = type(learned).load(
+        tmp_path / "agent", policy_kwargs=SMALL[type(learned)]["policy_kwargs"]
+    )
+    assert same.policy.noise == 0.3
+
+
+def test_defaults_are_the_same_everywhere():
+    options, given = Training().options(), inspect.signature(ICNNQ).parameters
+    policy = inspect.signature(GreedyPolicy).parameters
+    for name, value in options.items():
+        if name not in ("policy_kwargs", "rules"):
+            assert given[name].default == value, name
+    for name, value in options["policy_kwargs"].items():
+        assert name == "form" or policy[name].default == value, name
 
 
 def test_the_energy_is_convex(learned: ICNNQ):
@@ -190,7 +236,8 @@ def test_the_energy_is_convex(learned: ICNNQ):
 
 
 def test_the_paper_s_algorithm():
-    model = ICNNQ("MlpPolicy", Identity(), learning_starts=50, batch_size=32, seed=0, **PAPER)
+    options: dict[str, Any] = PAPER | {"learning_starts": 50, "batch_size": 32}
+    model = ICNNQ("MlpPolicy", Identity(), seed=0, **options)
     model.learn(80)
     assert model.rules.entropy == 1
     assert len(model.policy.agent.critics.weights["head0"]) == 1
@@ -207,6 +254,7 @@ class Refused(Identity):
 @pytest.mark.parametrize(("given", "told"), [
     ({"action_space": spaces.Discrete(3)}, "for discrete actions take Stable-Baselines3's DQN"),
     ({"action_space": spaces.Box(-np.inf, np.inf, (2,))}, "must have bounds on its actions"),
+    ({"action_space": spaces.Box(np.zeros(2), np.array([0.0, 1.0]))}, "with some room each"),
     ({"action_space": spaces.MultiBinary(3)}, "must have actions in a bounded Box"),
     ({"observation_space": spaces.Discrete(3)}, "gymnasium.wrappers.FlattenObservation"),
     ({"observation_space": spaces.Dict({"a": spaces.Box(0, 1)})}, "observations in a Box"),

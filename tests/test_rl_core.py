@@ -14,7 +14,7 @@ import icnn
 from icnn.rl import Budget, Form, Quadratics, Rules
 from icnn.rl.agent import Agent, Seen
 from icnn.rl.critics import PAPER_FORM
-from icnn.rl.learning import Batch, binary_entropy, greedy, td_loss
+from icnn.rl.learning import Batch, Training, binary_entropy, greedy, td_loss
 
 FORMS = [
     Form((16,), (8, 8)),
@@ -68,7 +68,7 @@ def test_a_quadratic_is_the_one_of_its_factors():
     away = actions - middle
     expected = 0.5 * torch.einsum("abi,abij,abkj,abk->ab", away, L, L, away) - f.value[:, 0]
     torch.testing.assert_close(f.worst(actions), expected)
-    torch.testing.assert_close(greedy(f, actions, torch.ones(ACTION), 3, Rules()), middle)
+    torch.testing.assert_close(greedy(f, actions, 3, Rules()), middle)
 
 
 @pytest.mark.parametrize("entropy", [0.0, 0.3])
@@ -82,7 +82,7 @@ def test_actions_are_those_of_argmin(entropy: float):
     exact = icnn.argmin(
         icnn.Max(first, second).double(), states[0], box, entropy=entropy, solver=solver
     )
-    f, start, one = critics.at(states), torch.zeros(1, 32, ACTION).double(), torch.ones(ACTION)
+    f, start = critics.at(states), torch.zeros(1, 32, ACTION).double()
     rules = Rules(entropy=entropy)
 
     def objective(a: torch.Tensor) -> torch.Tensor:
@@ -90,17 +90,32 @@ def test_actions_are_those_of_argmin(entropy: float):
 
     before = objective(start) - exact.value
     for steps, left in ((10, 0.06), (300, 2e-3)):
-        after = objective(greedy(f, start, one, steps, rules)) - exact.value
+        after = objective(greedy(f, start, steps, rules)) - exact.value
         assert (after > -1e-6).all()
         assert after.mean() < left * before.mean()
 
 
-def test_actions_stay_within_their_bounds():
+@pytest.mark.parametrize("form", [Form((16,), (16, 16)), Quadratics((16,))], ids=str)
+def test_actions_of_a_part_of_the_box(form: Any):
+    """Of a smaller box, coordinate by coordinate; of a budget, by steps of one length."""
     torch.manual_seed(0)
-    f = Form((16,), (8,)).make(STATE, ACTION, 2).at(torch.randn(1, 64, STATE))
-    high = torch.tensor([1.0, 0.5, 0.25, 0.0])
-    found = greedy(f, torch.zeros(1, 64, ACTION), high, 10, Rules())
-    assert (found.abs() <= high).all()
+    f = form.make(STATE, ACTION, 1).double().at(2 * drawn(1, 32, STATE))
+    high = torch.tensor([1.0, 0.5, 0.25, 0.01]).double()
+    for domain, joint in ((icnn.Box(-high, high), False), (Budget(0.7), True)):
+
+        def nearest(a: torch.Tensor, domain: Any = domain) -> torch.Tensor:
+            return domain.project(a[0])[None]
+
+        start = torch.zeros(1, 32, ACTION).double()
+        exact = icnn.argmin(
+            lambda x, y: f.worst(y[None])[0], None, domain, entropy=0, solver=icnn.Bundle(),
+            start=start[0],
+        )  # fmt: skip
+        found = greedy(f, start, 30, Rules(), nearest, joint)
+        assert domain.contains(found[0]).all()
+        left = f.worst(found)[0] - exact.value
+        assert (f.worst(found)[0] >= exact.lower - 1e-9).all()
+        assert left.mean() < 0.03 * (f.worst(start)[0] - exact.value).mean()
 
 
 def batch_of(discount: float = 0.9) -> Batch:
@@ -127,7 +142,7 @@ def test_the_loss_is_that_of_the_formula(entropy: float, bounded: bool):
     agent, batch = agent_of(), batch_of()
     batch, seen = batch._replace(rewards=10 * batch.rewards), agent.seen
     rules = Rules(gamma=0.1, entropy=entropy, bounded=bounded)
-    loss, value = td_loss(agent, batch, torch.ones(ACTION), rules)
+    loss, value = td_loss(agent, batch, rules)
     slow, fast = agent.targets.energies(), agent.critics.energies()
     for i in range(AGENTS):
         scale = float(seen.scale[i])
@@ -138,11 +153,12 @@ def test_the_loss_is_that_of_the_formula(entropy: float, bounded: bool):
         one = icnn.Max(*slow[2 * i : 2 * i + 2]).double()
         f = agent.targets.at(seen(batch.next_states))
         start = torch.zeros(AGENTS, BATCH, ACTION).double()
-        best = greedy(f, start, torch.ones(ACTION), rules.target_steps, rules)[i]
+        best = greedy(f, start, rules.target_steps, rules)[i]
         q = -one(known(batch.next_states[i]), best) + entropy * binary_entropy(best)
         goal = batch.rewards[i] / scale + batch.discounts[i] * q
         if bounded:
             low, top = (float(r[i]) / scale / (1 - rules.gamma) for r in (seen.least, seen.most))
+            top += entropy * ACTION * np.log(2) / (1 - rules.gamma)
             assert ((goal < low) | (goal > top)).any(), "or the test says nothing"
             goal = goal.clamp(low, top)
         expected, values = 0.0, []
@@ -158,7 +174,7 @@ def test_the_loss_is_that_of_the_formula(entropy: float, bounded: bool):
 def test_agents_in_a_stack_are_on_their_own():
     torch.manual_seed(0)
     agent, batch = agent_of(), batch_of()
-    loss, _ = td_loss(agent, batch, torch.ones(ACTION), Rules())
+    loss, _ = td_loss(agent, batch, Rules())
     loss.sum().backward()
     alone = agent_of(1)
     for i in range(AGENTS):
@@ -168,7 +184,7 @@ def test_agents_in_a_stack_are_on_their_own():
         }
         alone.load_state_dict(mine)
         alone.zero_grad()
-        own, _ = td_loss(alone, Batch(*(t[i : i + 1] for t in batch)), torch.ones(ACTION), Rules())
+        own, _ = td_loss(alone, Batch(*(t[i : i + 1] for t in batch)), Rules())
         own.sum().backward()
         torch.testing.assert_close(own[0], loss[i])
         for name, p in alone.critics.named_parameters():
@@ -181,7 +197,7 @@ def test_the_target_has_no_gradient_and_follows():
     torch.manual_seed(0)
     agent = agent_of()
     before = [p.clone() for p in agent.targets.parameters()]
-    td_loss(agent, batch_of(), torch.ones(ACTION), Rules())[0].sum().backward()
+    td_loss(agent, batch_of(), Rules())[0].sum().backward()
     assert all(p.grad is None for p in agent.targets.parameters())
     for p in agent.critics.parameters():
         p.data.sub_(1.0)
@@ -264,7 +280,39 @@ def test_argmin_under_a_budget(solver: Any):
     assert (found.gap < 1e-3).all()
 
 
+def test_a_bundle_leaves_the_corners_of_a_budget():
+    """It stayed in one, with a gap that was true and large."""
+    torch.manual_seed(0)
+    f = Form((16,), (16, 16)).make(STATE, 6, 2).double().at(3 * drawn(1, 20, STATE))
+    found = icnn.argmin(
+        lambda x, y: 3 * f.worst(y[None])[0], None, Budget(1.0), entropy=0,
+        solver=icnn.Bundle(tol=1e-3, max_steps=30), start=torch.zeros(20, 6).double(),
+    )  # fmt: skip
+    assert found.converged.all()
+
+
+def test_the_unit_of_values_settles(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("icnn.rl.agent.SETTLED", 20)
+    seen = Seen(1, 2)
+    for _ in range(20):
+        seen.add(torch.rand(1, 1, 2), torch.full((1, 1), 2.0))
+    seen.add(torch.rand(1, 1, 2), torch.full((1, 1), 100.0))
+    assert float(seen.scale) == pytest.approx(2)
+    assert float(seen.most) == 100
+
+
+def test_bad_forms():
+    with pytest.raises(ValueError, match="`activation` must be one of"):
+        Form(activation="elu")
+    with pytest.raises(ValueError, match="`hidden` must have at least one width"):
+        Form(hidden=())
+    with pytest.raises(ValueError, match="`learning_starts` must be at least `n_steps`, 3"):
+        Training(n_steps=3, learning_starts=2)
+
+
 def test_a_bad_budget():
+    with pytest.raises(ValueError, match="`high` must be"):
+        Budget(1.0, -1.0)
     with pytest.raises(ValueError, match="`total` must be"):
         Budget(-1.0)
     with pytest.raises(ValueError, match="`high` must be"):

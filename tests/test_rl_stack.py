@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from icnn.rl import Form, Quadratics, Rules
-from icnn.rl.learning import Batch
-from icnn.rl.stack import Memory, Stack, Training, run
+from icnn.rl.learning import Batch, Training
+from icnn.rl.stack import Memory, Stack, run
 from icnn.rl.worlds import RESET, Worlds
 
 TRAINING = Training(form=Form((16,), (8,)), batch_size=16, learning_starts=100)

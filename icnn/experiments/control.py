@@ -83,14 +83,15 @@ def run(settings: Settings) -> dict[str, Any]:
         for task in settings.tasks for algo in settings.algos for i in range(settings.seeds)
     ]  # fmt: skip
     settings.out.mkdir(parents=True, exist_ok=True)
-    missing = [job for job in jobs if not (settings.out / f"{job}.json").exists()]
+    missing = [job for job in jobs if not there(settings.out / f"{job}.json", job)]
     console.print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are there already.")
     if missing:
         (spread if settings.engine == "ray" else here)(missing, settings)
     unfinished = settings.out / "unfinished"
     if unfinished.exists() and not list(unfinished.iterdir()):
         unfinished.rmdir()
-    runs = [json.loads(path.read_text()) for path in sorted(settings.out.glob("*-*-*.json"))]
+    found = sorted(settings.out.glob("*-*-*.json"))
+    runs = [json.loads(path.read_text()) for path in found if there(path, jobs[0])]
     told = numbers(settings, runs)
     pictures = [drawn(settings.out, runs)]
     if settings.film:
@@ -105,6 +106,11 @@ def run(settings: Settings) -> dict[str, Any]:
     print(report.table(told["maxima"]))
     console.print(f"Look at [bold]{paths[-1]}[/]; the numbers are in {paths[0].name}")
     return told
+
+
+def there(path: Path, job: Job) -> bool:
+    """Whether a file holds a run, and one of as many steps."""
+    return path.exists() and json.loads(path.read_text())["settings"]["steps"] == job.steps
 
 
 def here(missing: list[Job], settings: Settings) -> None:
@@ -244,18 +250,19 @@ def filmed(settings: Settings, runs: list[dict[str, Any]]) -> Path:
         r for r in runs
         if r["settings"]["task"] == settings.tasks[0] and r["settings"]["algo"] in OURS
     ]  # fmt: skip
+    if not mine:
+        raise ValueError(f"`--film` needs a run of {', '.join(OURS)}, got none")
     best = max(mine, key=lambda r: float(np.mean(r["final"])))["settings"]
     name = f"{best['task']}-{best['algo']}-{best['seed']}"
     env = gym.make(f"{best['task']}-v5", render_mode="rgb_array", width=240, height=240)
     model = model_of(settings.out / "agents" / f"{name}.pt", env)
     frames, (state, _), over = [], env.reset(seed=0), False
-    while not over and len(frames) < 150:
-        for _ in range(2):
-            action, _ = model.predict(state, deterministic=True)
-            state, _, terminated, truncated, _ = env.step(action)
-            over = over or terminated or truncated
+    while not over and len(frames) < 300:
+        action, _ = model.predict(state, deterministic=True)
+        state, _, terminated, truncated, _ = env.step(action)
+        over = terminated or truncated
         frames.append(env.render())
     env.close()
     path = settings.out / f"{name}.gif"
-    imageio.mimsave(path, frames, duration=50, loop=0)
+    imageio.mimsave(path, frames[::2], duration=50, loop=0)
     return path

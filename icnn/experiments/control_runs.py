@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from icnn import report
-from icnn.rl.critics import PAPER_FORM, Form
-from icnn.rl.learning import Rules
+from icnn.rl.critics import Form
+from icnn.rl.learning import PAPER, Rules, Training
 from icnn.rl.quadratics import Quadratics
-from icnn.rl.stack import TESTS, Stack, Training, run
+from icnn.rl.stack import TESTS, Stack, run
 
 TASKS = (
     "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum",
@@ -22,11 +22,6 @@ TASKS = (
 )  # fmt: skip
 # A swimmer's stroke pays off later than a discount of 0.99 looks; the same for all algorithms.
 GAMMAS = {"Swimmer": 0.9999}
-# Algorithm 3 of the paper: one network, the entropy in loss and target, nothing standardised.
-PAPER = Training(
-    form=PAPER_FORM, rules=Rules(entropy=1.0, bounded=False, steps=30, target_steps=30), critics=1,
-    standardised=False, learning_rate=1e-3, weight_decay=1e-3, tau=1e-3,
-)  # fmt: skip
 OURS = {
     "ICNNQ": Training(),
     "ICNN": PAPER,
@@ -88,32 +83,38 @@ def together(
         )  # fmt: skip
         path = out / "unfinished" / f"{task}-{algo}-{'-'.join(str(job.seed) for job in mine)}.pt"
         if path.exists():
-            stack.restore(torch.load(path, map_location=device, weights_only=False))
+            kept = torch.load(path, map_location=device, weights_only=False)
+            if kept["settings"] == stack.settings:  # else it is of another run
+                stack.restore(kept)
         stacks.append((stack, mine, path))
     begun = time.perf_counter()
 
     def after(step: int) -> None:
         done(step)
-        if step % keep == 0:
-            for stack, _, path in stacks:
+        for stack, _, path in stacks:
+            if stack.step % keep == 0 and stack.saved < stack.step < stack.total:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 part = path.with_suffix(".part")
                 torch.save(stack.kept(), part)
                 part.replace(path)
 
-    run([stack for stack, _, _ in stacks], after)
-    (out / "agents").mkdir(parents=True, exist_ok=True)
-    for stack, mine, path in stacks:
-        final = stack.finish(mine[0].episodes)
-        seconds = (time.perf_counter() - begun) / len(jobs)
-        for i, job in enumerate(mine):
-            kept = told(
-                job, asdict(stack.training), stack.tests[i], final[i], seconds, stack.worlds.sizes
-            )
-            torch.save(stack.one(i), out / "agents" / f"{job}.pt")
-            report.store(str(job), kept, out)
-        stack.worlds.close()
-        path.unlink(missing_ok=True)
+    try:
+        run([stack for stack, _, _ in stacks], after)
+        (out / "agents").mkdir(parents=True, exist_ok=True)
+        for stack, mine, path in stacks:
+            final = stack.finish(mine[0].episodes)
+            seconds = (time.perf_counter() - begun) / len(jobs)
+            for i, job in enumerate(mine):
+                kept = told(
+                    job, asdict(stack.training), stack.tests[i], final[i], seconds,
+                    stack.worlds.sizes,
+                )  # fmt: skip
+                torch.save(stack.one(i), out / "agents" / f"{job}.pt")
+                report.store(str(job), kept, out)
+            path.unlink(missing_ok=True)
+    finally:
+        for stack, _, _ in stacks:
+            stack.worlds.close()
 
 
 def rival(job: Job, out: Path, fast: bool, done: Callable[[int], None]) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 from icnn.extras import require
 from icnn.rl.budget import Budget
 from icnn.rl.critics import Form
+from icnn.rl.learning import PAPER as TRAINING
 from icnn.rl.learning import Rules
 from icnn.rl.quadratics import Quadratics
 
 if TYPE_CHECKING:
-    from icnn.rl.algorithm import ICNNQ, NAF, PAPER
+    from icnn.rl.algorithm import ICNNQ, NAF
     from icnn.rl.checkpoint import Checkpoint, resume
 
 __all__ = [
@@ -25,8 +26,9 @@ __all__ = [
     "resume",
 ]
 
+PAPER = TRAINING.options()
 ROOMS = {"Checkpoint": "checkpoint", "resume": "checkpoint"} | dict.fromkeys(
-    ("ICNNQ", "NAF", "PAPER"), "algorithm"
+    ("ICNNQ", "NAF"), "algorithm"
 )
 
 

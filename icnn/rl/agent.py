@@ -1,6 +1,7 @@
 """What an agent is made of: critics, their slow copies, and what it has seen."""
 
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from icnn.rl.critics import Critics, CriticsAt
 from icnn.rl.quadratics import QuadraticCritics, QuadraticsAt
 
+SETTLED = 5000  # rewards, whose size is the unit of values
 FAR = 5.0  # standard deviations from the mean at which a state is cut off
 
 
@@ -49,7 +51,9 @@ class Seen(nn.Module):
         spread = states.var(dim=1, correction=0, keepdim=True) + (1 - share) * away.square()
         self.variance.lerp_(spread, share)
         self.mean.addcmul_(share, away)
-        self.square.lerp_(rewards.square().mean(dim=1, keepdim=True), share[..., 0])
+        # A unit that grew while agents learn would act as a larger discount: it settles.
+        early = (share * (self.count <= SETTLED))[..., 0]
+        self.square.lerp_(rewards.square().mean(dim=1, keepdim=True), early)
         torch.minimum(self.least, rewards.amin(dim=1, keepdim=True), out=self.least)
         torch.maximum(self.most, rewards.amax(dim=1, keepdim=True), out=self.most)
 
@@ -84,6 +88,17 @@ class Agent(nn.Module):
     def at(self, states: Tensor, target: bool = False) -> CriticsAt | QuadraticsAt:
         """Critics at states as they come, `(agents, B, dim)`; or their slow copies."""
         return (self.targets if target else self.critics).at(self.seen(states))
+
+    def optimizer(self, rate: float, weight_decay: float, **options: Any) -> torch.optim.Optimizer:
+        """AdamW; what is not a matrix does not decay: norms, open gates, the weight of bowls."""
+        matrices = ("encoder", "head", "wy", "wz", "layer")
+        named = list(self.critics.weights.items())
+        groups = [
+            {"params": [p for name, p in named if name.startswith(matrices) == decays],
+             "weight_decay": weight_decay if decays else 0.0}
+            for decays in (True, False)
+        ]  # fmt: skip
+        return torch.optim.AdamW(groups, lr=rate, fused=True, **options)
 
     @torch.no_grad()
     def follow(self, share: float) -> None:

@@ -13,10 +13,15 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 
 from icnn.energies.energy import Energy
-from icnn.rl.critics import PAPER_FORM, Form
 from icnn.rl.learning import Batch, Rules, td_loss
-from icnn.rl.policy import GreedyPolicy, InUnits, check_spaces, flat
-from icnn.rl.quadratics import Quadratics
+from icnn.rl.policy import (
+    GreedyPolicy,
+    InUnits,
+    QuadraticPolicy,
+    check_domain,
+    check_spaces,
+    flat,
+)
 from icnn.solvers.argmin import Solver
 from icnn.solvers.domains import Domain
 from icnn.solvers.solution import Solution
@@ -48,7 +53,6 @@ class ICNNQ(OffPolicyAlgorithm):
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": GreedyPolicy}
     policy: GreedyPolicy
-    form: ClassVar[Form | Quadratics] = Form()
 
     def __init__(
         self,
@@ -79,24 +83,33 @@ class ICNNQ(OffPolicyAlgorithm):
         env = maybe_make_env(env, verbose)
         if env is not None:  # as in `load`
             check_spaces(env.observation_space, env.action_space)
-        self.rules, self.noise = replace(rules or Rules(), gamma=gamma), noise
-        own = {"form": self.form, "noise": noise, "rules": self.rules}
+        self.rules, self.noise = rules or Rules(), noise
+        self.domain: Domain | None = None
         super().__init__(
             policy, env, learning_rate, buffer_size, learning_starts, batch_size, tau, gamma,
             train_freq, gradient_steps, action_noise, replay_buffer_class, replay_buffer_kwargs,
-            n_steps=n_steps, policy_kwargs=own | (policy_kwargs or {}),
+            n_steps=n_steps, policy_kwargs=policy_kwargs,
             stats_window_size=stats_window_size, tensorboard_log=tensorboard_log, verbose=verbose,
             device=device, seed=seed, sde_support=False, support_multi_env=True,
         )  # fmt: skip
         if _init_setup_model:
             self._setup_model()
 
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        # Not among `policy_kwargs`: `load` may be given others.
+        self.rules = replace(self.rules, gamma=self.gamma)
+        policy = self.policy
+        policy.rules, policy.noise, policy.domain = self.rules, self.noise, self.domain
+
     def constrain(self, domain: Domain | None) -> None:
         """From now on actions come from a part of the action space, in its units; `None`: all.
 
         Nothing is learned anew: the best action of the part is found in the same energy.
         """
-        self.policy.domain = domain
+        if domain is not None:
+            check_domain(domain, self.policy)
+        self.domain = self.policy.domain = domain
 
     def solve(self, observation: np.ndarray, solver: Solver | None = None) -> Solution:
         """The best actions, minus their `Q`, and how far from optimal they can be at most."""
@@ -114,7 +127,7 @@ class ICNNQ(OffPolicyAlgorithm):
         policy.set_training_mode(True)
         self._update_learning_rate(policy.optimizer)
         assert self.replay_buffer is not None
-        one, losses, values = torch.ones_like(policy.width), [], []
+        losses, values = [], []
         for _ in range(gradient_steps):
             data = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
             discounts = self.gamma if data.discounts is None else data.discounts.flatten()
@@ -122,7 +135,7 @@ class ICNNQ(OffPolicyAlgorithm):
                 flat(data.observations)[None], data.actions[None], data.rewards.T,
                 flat(data.next_observations)[None], ((1 - data.dones.flatten()) * discounts)[None],
             )  # fmt: skip
-            loss, value = td_loss(agent, batch, one, self.rules)
+            loss, value = td_loss(agent, batch, self.rules)
             policy.optimizer.zero_grad()
             loss.sum().backward()
             policy.optimizer.step()
@@ -133,6 +146,13 @@ class ICNNQ(OffPolicyAlgorithm):
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/loss", float(torch.stack(losses).mean()))
         self.logger.record("train/q", float(torch.stack(values).mean()))
+
+    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+        action, scaled = super()._sample_action(*args, **kwargs)
+        if self.domain is None:
+            return action, scaled
+        action = self.policy.allowed(action)
+        return action, self.policy.scale_action(action)
 
     def _store_transition(
         self, replay_buffer: ReplayBuffer, buffer_action: np.ndarray, new_obs: Any,
@@ -164,18 +184,4 @@ class NAF(ICNNQ):
     `icnn.rl.Quadratics`, and there is one critic unless you say otherwise.
     """
 
-    form: ClassVar[Form | Quadratics] = Quadratics()
-
-    def __init__(self, *args: Any, policy_kwargs: dict[str, Any] | None = None, **kwargs: Any):
-        super().__init__(*args, policy_kwargs={"critics": 1} | (policy_kwargs or {}), **kwargs)
-
-
-# Algorithm 3 of the paper, and the rates of its code.
-PAPER: dict[str, Any] = {
-    "learning_rate": 1e-3,
-    "tau": 1e-3,
-    "rules": Rules(entropy=1.0, bounded=False, steps=30, target_steps=30),
-    "policy_kwargs": {
-        "form": PAPER_FORM, "critics": 1, "standardised": False, "weight_decay": 1e-3,
-    },
-}  # fmt: skip
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": QuadraticPolicy}

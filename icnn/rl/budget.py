@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from icnn.checks import check_number, check_tensor
+from icnn.checks import check_nonnegative, check_number
 from icnn.solvers.domains import positive
 
 
@@ -18,7 +18,9 @@ class Budget:
     def __init__(self, total: float, high: float | Tensor = 1.0):
         self.total = check_number("total", total, minimum=0)
         self.high = (
-            check_tensor("high", high) if isinstance(high, Tensor) else check_number("high", high)
+            check_nonnegative("high", high)
+            if isinstance(high, Tensor)
+            else check_number("high", high, minimum=0)
         )
 
     def __repr__(self) -> str:

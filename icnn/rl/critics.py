@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from icnn.checks import check_choice
 from icnn.energies.activations import smooth_plus
 from icnn.energies.compose import Sum
 from icnn.energies.energy import Energy, EnergyAt
@@ -62,6 +63,11 @@ class Form:
     activation: str = "softplus"
     norm: bool = True
     bowl: bool = True
+
+    def __post_init__(self):
+        check_choice("activation", self.activation, ["softplus", "relu"])
+        if not self.hidden:
+            raise ValueError("`hidden` must have at least one width, got none")
 
     def make(self, dim_state: int, dim_action: int, count: int) -> "Critics":
         """Several networks, as one."""

@@ -4,13 +4,17 @@ So a stack of agents is one batch, and all of it can be recorded as a CUDA graph
 adds, a certificate for each example, costs more here than the steps themselves.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from icnn.rl.agent import Agent
+from icnn.rl.critics import PAPER_FORM, Form
+from icnn.rl.quadratics import Quadratics
 
 INSIDE = 1e-6  # how far from the bounds the slope of the entropy is taken
 
@@ -46,14 +50,29 @@ class Batch(NamedTuple):
     discounts: Tensor  # gamma^n, and 0 where the episode ended by itself
 
 
-def greedy(f: Any, start: Tensor, high: Tensor, steps: int, rules: Rules) -> Tensor:
-    """Minimise `f.worst(a) - entropy * H(a)` over `-high <= a <= high`: Adam, in shorter steps.
+def whole(actions: Tensor) -> Tensor:
+    """The nearest actions of the whole box."""
+    return actions.clamp(-1, 1)
 
-    In closed form where `f` has one.
+
+def greedy(
+    f: Any, start: Tensor, steps: int, rules: Rules, project: Callable[[Tensor], Tensor] = whole,
+    joint: bool = False,
+) -> Tensor:  # fmt: skip
+    """Minimise `f.worst(a) - entropy * H(a)` by Adam in ever shorter steps; or in closed form.
+
+    Args:
+        f: Critics at states.
+        start: Where to begin.
+        steps: How many.
+        rules: How long they are, and the entropy.
+        project: Gives the nearest actions that are allowed.
+        joint: Whether coordinates share the length of a step: where actions are not allowed
+            coordinate by coordinate, other steps would come to rest in the wrong place.
     """
     best = getattr(f, "best", None)
-    if best is not None:
-        return torch.minimum(torch.maximum(best, -high), high)
+    if best is not None and project is whole and not rules.entropy:
+        return best
     a, mean, square = start, torch.zeros_like(start), torch.zeros_like(start)
     for i in range(steps):
         g = f.slope(a)
@@ -61,10 +80,11 @@ def greedy(f: Any, start: Tensor, high: Tensor, steps: int, rules: Rules) -> Ten
             # -H has the slope log(u / (1 - u)) / 2 in a = 2 u - 1
             u = ((a + 1) / 2).clamp(INSIDE, 1 - INSIDE)
             g = g + 0.5 * rules.entropy * (u / (1 - u)).log()
-        mean, square = torch.lerp(g, mean, 0.5), torch.lerp(g * g, square, 0.9)
+        size = g * g
+        size = size.mean(dim=-1, keepdim=True).expand_as(g) if joint else size
+        mean, square = torch.lerp(g, mean, 0.5), torch.lerp(size, square, 0.9)
         length = rules.rate * (1 - i / steps) * (1 - 0.9 ** (i + 1)) ** 0.5 / (1 - 0.5 ** (i + 1))
-        a = torch.addcdiv(a, mean, square.sqrt() + 1e-12, value=-length)
-        a = torch.minimum(torch.maximum(a, -high), high)
+        a = project(torch.addcdiv(a, mean, square.sqrt() + 1e-12, value=-length))
     return a
 
 
@@ -74,24 +94,67 @@ def binary_entropy(a: Tensor) -> Tensor:
     return -(u * u.log() + (1 - u) * (1 - u).log()).sum(dim=-1)
 
 
-def td_loss(agent: Agent, batch: Batch, high: Tensor, rules: Rules) -> tuple[Tensor, Tensor]:
+def td_loss(agent: Agent, batch: Batch, rules: Rules) -> tuple[Tensor, Tensor]:
     """Mean squares of `Q - r - gamma^n max Q`, and the mean of `Q`, of each agent: `(agents,)`.
 
     Values are in units of `seen.scale`.
     """
-    seen = agent.seen
+    seen, soft = agent.seen, rules.entropy
     with torch.no_grad():
         f = agent.at(batch.next_states, target=True)
-        best = greedy(f, torch.zeros_like(batch.actions), high, rules.target_steps, rules)
+        best = greedy(f, torch.zeros_like(batch.actions), rules.target_steps, rules)
         value = -f.worst(best)
-        if rules.entropy:
-            value = value + rules.entropy * binary_entropy(best)
+        if soft:
+            value = value + soft * binary_entropy(best)
         goal = torch.addcmul(batch.rewards / seen.scale, batch.discounts, value)
         if rules.bounded:
-            low, top = (r / seen.scale / (1 - rules.gamma) for r in (seen.least, seen.most))
+            # Entropies, of log 2 for each coordinate at most, are rewards as well.
+            most = seen.most / seen.scale + soft * math.log(2) * best.shape[-1]
+            low, top = (r / (1 - rules.gamma) for r in (seen.least / seen.scale, most))
             goal = torch.minimum(torch.maximum(goal, low), top)
     found = -agent.at(batch.states).values(batch.actions)
-    if rules.entropy:
-        found = found + rules.entropy * binary_entropy(batch.actions)[:, None]
+    if soft:
+        found = found + soft * binary_entropy(batch.actions)[:, None]
     loss = (found - goal[:, None]).square().mean(dim=2).sum(dim=1)
-    return loss, (found.detach().mean(dim=(1, 2)) * seen.scale[:, 0])
+    return loss, found.detach().mean(dim=(1, 2)) * seen.scale[:, 0]
+
+
+@dataclass(frozen=True)
+class Training:
+    """All settings of an agent, by the names that they have in `icnn.rl.ICNNQ`."""
+
+    form: Form | Quadratics = field(default_factory=Form)
+    rules: Rules = field(default_factory=Rules)
+    critics: int = 2
+    standardised: bool = True
+    learning_rate: float = 3e-4
+    weight_decay: float = 0.0
+    tau: float = 0.005
+    batch_size: int = 256
+    learning_starts: int = 5000
+    gradient_steps: int = 1
+    n_steps: int = 1
+    noise: float = 0.1
+
+    def __post_init__(self):
+        if self.learning_starts < self.n_steps:
+            raise ValueError(
+                f"`learning_starts` must be at least `n_steps`, {self.n_steps}, got "
+                f"{self.learning_starts}"
+            )
+
+    def options(self) -> dict[str, Any]:
+        """As arguments of `icnn.rl.ICNNQ`."""
+        of_policy = ("form", "critics", "standardised", "weight_decay")
+        found = {name: value for name, value in vars(self).items() if name not in of_policy}
+        return found | {
+            "gamma": self.rules.gamma,
+            "policy_kwargs": {name: getattr(self, name) for name in of_policy},
+        }
+
+
+# Algorithm 3: one network, the entropy in loss and target, nothing standardised; rates of its code.
+PAPER = Training(
+    form=PAPER_FORM, rules=Rules(entropy=1.0, bounded=False, steps=30, target_steps=30), critics=1,
+    standardised=False, learning_rate=1e-3, weight_decay=1e-3, tau=1e-3,
+)  # fmt: skip

@@ -7,7 +7,6 @@ not on who else is in the stack (up to the rounding of larger products).
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,32 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from icnn.rl.agent import Agent
-from icnn.rl.critics import Form
-from icnn.rl.learning import Batch, Rules, greedy, td_loss
-from icnn.rl.quadratics import Quadratics
+from icnn.rl.learning import Batch, Training, greedy, td_loss
 from icnn.rl.worlds import Moves, Worlds
 
 BLOCK = 250  # steps for which random numbers are drawn at once
 TESTS = 10_000  # the seed of the first test episode; others follow
 PARTS = ("state", "action", "following", "rest")  # of what is remembered
-
-
-@dataclass(frozen=True)
-class Training:
-    """Settings of an agent, by the names that they have in `icnn.rl.ICNNQ`."""
-
-    form: Form | Quadratics = field(default_factory=Form)
-    rules: Rules = field(default_factory=Rules)
-    critics: int = 2
-    standardised: bool = True
-    learning_rate: float = 3e-4
-    weight_decay: float = 0.0
-    tau: float = 0.005
-    batch_size: int = 256
-    learning_starts: int = 5000
-    gradient_steps: int = 1
-    n_steps: int = 1
-    noise: float = 0.1
 
 
 class Memory(nn.Module):
@@ -121,10 +100,9 @@ class Stack:
         critics.load_state_dict({k: torch.cat([m[k] for m in made]) for k in made[0]})
         agent = Agent(critics, count, training.standardised)
         self.agent, self.tested = agent.to(self.device), deepcopy(agent).to(self.device)
-        self.optimizer = torch.optim.AdamW(
-            self.agent.critics.parameters(), lr=training.learning_rate, fused=True,
-            weight_decay=training.weight_decay, capturable=self.device.type == "cuda",
-        )  # fmt: skip
+        self.optimizer = self.agent.optimizer(
+            training.learning_rate, training.weight_decay, capturable=self.device.type == "cuda"
+        )
         self.memory = Memory(count, total, (S, n)).to(self.device)
         self.random = [np.random.default_rng(seed) for seed in self.seeds]
         zeros = partial(torch.zeros, device=self.device)
@@ -136,9 +114,10 @@ class Stack:
         self.step, self.testing, self.returns = 0, np.zeros(count, bool), np.zeros(count)
         self.tests: list[list[tuple[int, float, float]]] = [[] for _ in self.seeds]
         self.under_test: tuple[int, list[float]] | None = None
+        self.saved = 0
         # Stacks side by side on a GPU do not wait for each other.
-        own = torch.cuda.Stream() if self.device.type == "cuda" else None
-        self.stream = nullcontext if own is None else partial(torch.cuda.stream, own)
+        self.own = torch.cuda.Stream() if self.device.type == "cuda" else None
+        self.stream = nullcontext if self.own is None else partial(torch.cuda.stream, self.own)
         with self.stream():
             self.act, self.store, self.learn = (
                 self._recorded(f) for f in (self._act, self._store, self._learn)
@@ -148,10 +127,10 @@ class Stack:
     @torch.no_grad()
     def _act(self) -> None:
         """Choose the next action, and that of the test."""
-        rules, high = self.training.rules, torch.ones_like(self.jitter[0])
+        rules = self.training.rules
         for i, agent in enumerate((self.agent, self.tested)):
             f = agent.at(self.state[i][:, None])
-            best = greedy(f, torch.zeros_like(self.jitter)[:, None], high, rules.steps, rules)[:, 0]
+            best = greedy(f, torch.zeros_like(self.jitter)[:, None], rules.steps, rules)[:, 0]
             noise = self.training.noise * self.jitter if i == 0 else 0.0
             self.action[i].copy_((best + noise).clamp(-1, 1))
 
@@ -167,7 +146,7 @@ class Stack:
         """One step of all networks."""
         t = self.training
         batch = self.memory.sample(self.picks, t.n_steps, t.rules.gamma)
-        loss, value = td_loss(self.agent, batch, torch.ones_like(self.jitter[0]), t.rules)
+        loss, value = td_loss(self.agent, batch, t.rules)
         self.optimizer.zero_grad()
         loss.sum().backward()
         self.optimizer.step()
@@ -184,7 +163,9 @@ class Stack:
             function()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # On its own stream: what products need for themselves belongs to a stream, and stacks that
+        # shared it would write over each other.
+        with torch.cuda.graph(graph, stream=self.own):
             function()
         for name, tensor in self._tensors().items():
             # An optimiser has made its own as it went.
@@ -193,7 +174,7 @@ class Stack:
 
     def _tensors(self) -> dict[str, Tensor]:
         """All that learning changes, by name; not the memory, of which nothing counts yet."""
-        found = dict(self.agent.state_dict()) | {"size": self.memory.get_buffer("size")}
+        found = dict(self.agent.state_dict()) | {"size": self.memory.size, "value": self.value}
         for i, state in enumerate(self.optimizer.state.values()):
             found |= {f"optimizer.{i}.{name}": value for name, value in state.items()}
         return found
@@ -291,30 +272,45 @@ class Stack:
 
     def finish(self, episodes: int = 10) -> np.ndarray:
         """Returns of test episodes at the end, `(agents, episodes)`."""
-        self._end_tests()
         found = []
-        for i in range(episodes):
-            self._test(10**6 + i, kept=False)
+        with self.stream():
             self._end_tests()
-            found.append(self.returns.copy())
+            for i in range(episodes):
+                self._test(10**6 + i, kept=False)
+                self._end_tests()
+                found.append(self.returns.copy())
         return np.stack(found, axis=1)
 
     def kept(self) -> dict[str, Any]:
         """All that the rest depends on, after a multiple of `BLOCK` steps."""
         assert self.step % BLOCK == 0, "random numbers of a block are not kept"
+        self._settle()
+        self.saved = self.step
         memory = {k: v[:, : self.step].cpu() for k, v in self.memory.state_dict().items()
                   if k in PARTS}  # fmt: skip
-        return {
+        return deepcopy({
+            "settings": self.settings,
             "agent": self.agent.state_dict(), "tested": self.tested.state_dict(),
             "optimizer": self.optimizer.state_dict(), "memory": memory,
             "value": self.value.tolist(), "step": self.step, "testing": self.testing,
             "returns": self.returns, "tests": self.tests, "under_test": self.under_test,
             "random": [r.bit_generator.state for r in self.random],
-            "worlds": self.worlds.kept(), "moves": [m.copy() for m in self.worlds.moves],
-        }  # fmt: skip
+            "worlds": self.worlds.kept(), "moves": list(self.worlds.moves),
+        })  # fmt: skip
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What a run is known by."""
+        return self.task, self.seeds, self.training, self.total, self.every
+
+    def _settle(self) -> None:
+        """Wait for what is under way on a GPU: other streams do not."""
+        if self.own is not None:
+            torch.cuda.synchronize()
 
     def one(self, i: int) -> dict[str, Any]:
         """One agent, as `Agent.load_state_dict` takes it, and its settings."""
+        self._settle()
         count = self.training.critics
         state = {
             name: (value[i : i + 1] if name.startswith("seen") else
@@ -346,6 +342,8 @@ class Stack:
         self.worlds.restore(kept["worlds"])
         for own_part, part in zip(self.worlds.moves, kept["moves"], strict=True):
             own_part[...] = part
+        self.saved = self.step
+        self._settle()
 
 
 def run(stacks: Sequence[Stack], told: Callable[[int], None] = lambda step: None) -> None:

@@ -129,10 +129,13 @@ class Worlds:
             self.own = [one, *(World(task, options) for _ in range(count - 1))]
             self.moves = moves_in(bytearray(size), count, self.sizes)
             return
+        one.env.close()
         self.memory = SharedMemory(create=True, size=size)
         self.moves = moves_in(self.memory.buf, count, self.sizes)
         context = multiprocessing.get_context("spawn")
-        self.parts = np.array_split(np.arange(count), min(workers, count))
+        # In turn: those of one kind may rest while others move.
+        workers = min(workers, count)
+        self.parts = [np.arange(i, count, workers) for i in range(workers)]
         for part in self.parts:
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -160,7 +163,12 @@ class Worlds:
         """All that their future depends on."""
         for pipe in self.pipes:
             pipe.send("keep")
-        return [w.kept() for w in self.own] + [k for pipe in self.pipes for k in pipe.recv()]
+        if self.own:
+            return [world.kept() for world in self.own]
+        found: dict[int, dict[str, Any]] = {}
+        for pipe, part in zip(self.pipes, self.parts, strict=True):
+            found |= dict(zip(part.tolist(), pipe.recv(), strict=True))
+        return [found[i] for i in range(self.count)]
 
     def restore(self, kept: list[dict[str, Any]]) -> None:
         """Go on from there."""
@@ -173,7 +181,7 @@ class Worlds:
     def close(self) -> None:
         """End the processes."""
         for pipe in self.pipes:
-            pipe.send(None)
+            pipe.close()
         for process in self.processes:
             process.join()
         self.pipes = []
@@ -188,11 +196,11 @@ def work(
     pipe: Connection, name: str, count: int, sizes: tuple[int, int], task: str,
     options: dict[str, Any], part: np.ndarray,
 ) -> None:  # fmt: skip
-    """What a process does until it is told `None`."""
+    """What a process does, until nobody is there to tell it."""
     memory = SharedMemory(name=name)
     moves = moves_in(memory.buf, count, sizes)
     worlds = [World(task, options) for _ in part]
-    while (told := pipe.recv()) is not None:
+    while (told := received(pipe)) is not None:
         if told == "move":
             for i, world in zip(part, worlds, strict=True):
                 world.move(moves, i)
@@ -205,3 +213,11 @@ def work(
             pipe.send(None)
     del moves
     memory.close()
+
+
+def received(pipe: Connection) -> Any:
+    """What it is told; `None` from one that is closed."""
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None

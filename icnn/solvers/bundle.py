@@ -9,7 +9,7 @@ from icnn.checks import check_choice, check_count, check_number
 from icnn.kernels.choice import KERNELS
 from icnn.solvers.bundle_entropy import BundleEntropy, Cuts
 from icnn.solvers.cutting_planes import cutting_planes
-from icnn.solvers.domains import steepness
+from icnn.solvers.domains import Box, Simplex, steepness
 from icnn.solvers.problem import Problem, Record, Tangent, rows
 
 TAKEN, GREAT = 0.1, 0.5  # shares of the promised descent that move the centre, and loosen the rein
@@ -105,7 +105,7 @@ class Center:
     """The point that each example stays near, and how firmly: `weight`."""
 
     def __init__(self, problem: Problem, tangent: Tangent):
-        self.problem = problem
+        self.problem, self.steep = problem, isinstance(problem.domain, Box | Simplex)
         self.y = problem.start.double()
         self.level, self.promised = tangent.value, torch.zeros_like(tangent.value)
         # The slope of `H` there. Where a step leads, it is the one that the step balances: `ahead`.
@@ -136,4 +136,7 @@ class Center:
         self.weight = torch.minimum(weight, self.most).clamp(min=1e-12)
         self.y = torch.where(rows(taken, y), y, self.y)
         self.level = torch.where(taken, tangent.value, self.level)
-        self.steepness = torch.where(taken[:, None], self.ahead, self.steepness)
+        # Of an `H` that is not steep at the edge, `ahead` may be the slope of a point far beyond,
+        # and the search would stay in a corner.
+        ahead = self.ahead if self.steep else steepness(self.problem.domain, y)
+        self.steepness = torch.where(taken[:, None], ahead, self.steepness)
