@@ -254,7 +254,7 @@ class Refused(Identity):
 @pytest.mark.parametrize(("given", "told"), [
     ({"action_space": spaces.Discrete(3)}, "for discrete actions take Stable-Baselines3's DQN"),
     ({"action_space": spaces.Box(-np.inf, np.inf, (2,))}, "must have bounds on its actions"),
-    ({"action_space": spaces.Box(np.zeros(2, np.float32), np.array([0, 1], np.float32))}, "with some room each"),
+    ({"action_space": spaces.Box(*np.array([[0, 0], [0, 1]], np.float32))}, "with some room each"),
     ({"action_space": spaces.MultiBinary(3)}, "must have actions in a bounded Box"),
     ({"observation_space": spaces.Discrete(3)}, "gymnasium.wrappers.FlattenObservation"),
     ({"observation_space": spaces.Dict({"a": spaces.Box(0, 1)})}, "observations in a Box"),
