@@ -1,6 +1,6 @@
 """How fast `icnn.rl.ICNNQ` learns beside Stable-Baselines3's SAC: environment steps a second.
 
-Same width, one thread, interleaved; the ratio is of medians.
+One thread, interleaved; networks of the state are as wide as SAC's. The ratio is of medians.
 """
 
 import argparse
