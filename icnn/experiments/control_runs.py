@@ -173,6 +173,8 @@ def rival(job: Job, out: Path, fast: bool, done: Callable[[int], None]) -> dict[
         job, {"gamma": model.gamma}, tests, final, time.perf_counter() - begun,
         [int(np.prod(s.shape or ())) for s in (env.observation_space, env.action_space)],
     )  # fmt: skip
+    (out / "agents").mkdir(exist_ok=True)
+    model.save(out / "agents" / f"{job}.zip")
     for suffix in (".zip", ".tests"):
         path.with_suffix(suffix).unlink(missing_ok=True)
     return kept
