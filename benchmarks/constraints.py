@@ -1,9 +1,9 @@
 """Limits that come after training: what do they cost, and are they kept?
 
 Agents that `icnn reproduce control` has made act under limits that they never saw: each action
-within a quarter of its range, or a budget for the sum of all. ICNNQ takes the best action of what is
-left. Its rivals have one answer, which is cut down to what is allowed: the nearest action, or the
-same one, smaller.
+within a quarter of its range, or a budget for the sum of all. ICNNQ takes the best action of what
+is left. Its rivals have one answer, which is cut down to what is allowed: the nearest action, or
+the same one, smaller.
 
     icnn reproduce control --task HalfCheetah --task Hopper --algo ICNNQ --algo SAC
     python -m benchmarks.constraints --runs icnn-control
