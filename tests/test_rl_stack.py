@@ -1,5 +1,6 @@
 """Many agents in one process: each is on its own, and goes on where it was stopped."""
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -18,7 +19,8 @@ TRAINING = Training(form=Form((16,), (8,)), batch_size=16, learning_starts=100)
 def stack_of(
     seeds: list[int], total: int = 500, training: Training = TRAINING, **more: Any
 ) -> Stack:
-    return Stack("Hopper-v5", seeds, training, total=total, every=200, **more)
+    agents = [("Hopper-v5", seed) for seed in seeds]
+    return Stack(agents, training, total=total, every=200, **more)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,34 @@ def test_agents_are_on_their_own(two: Any):
     run([alone])
     torch.testing.assert_close(alone.memory.rest[0], stack.memory.rest[1], atol=1e-5, rtol=1e-5)
     np.testing.assert_allclose(alone.finish(2)[0], final[1], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        TRAINING,
+        replace(TRAINING, form=Form((), (8,), "relu", norm=False, bowl=False), critics=1,
+                rules=Rules(entropy=0.3), standardised=False),
+        replace(TRAINING, form=Quadratics((16,)), critics=1),
+    ],
+    ids=["ICNNQ", "paper", "NAF"],
+)  # fmt: skip
+def test_tasks_of_other_sizes_in_one_stack(training: Training):
+    agents = [("Hopper-v5", 3), ("Ant-v5", 4), ("Swimmer-v5", 5)]
+    mixed = Stack(agents, training, total=130, every=60)
+    run([mixed])
+    for i, agent in enumerate(agents):
+        alone = Stack([agent], training, total=130, every=60)
+        run([alone])
+        torch.testing.assert_close(alone.memory.rest[0], mixed.memory.rest[i], atol=1e-4, rtol=1e-4)
+        one, other = alone.one(0), mixed.one(i)
+        assert one["sizes"] == other["sizes"]
+        for name, value in one["agent"].items():
+            torch.testing.assert_close(other["agent"][name], value, atol=1e-4, rtol=1e-3)
+    # What is always zero has no weights, and no action.
+    assert not mixed.memory.action[0, :, 3:].any()
+    if isinstance(training.form, Form):
+        assert not mixed.agent.critics.weights["wy0"][: training.critics, 3:].any()
 
 
 def test_tests_are_made_in_time(two: Any):
@@ -81,9 +111,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(at: int, workers: int):
     "task", ["Ant-v5", "Humanoid-v5", "Reacher-v5", "InvertedDoublePendulum-v5"]
 )
 def test_worlds_go_on_where_they_were(task: str):
-    one, other = Worlds(task, 2), Worlds(task, 2)
+    one, other = (Worlds([task] * 2) for _ in range(2))
     rng = np.random.default_rng(0)
-    actions = rng.uniform(-1, 1, (30, 2, one.sizes[1])).astype(np.float32)
+    actions = rng.uniform(-1, 1, (30, 2, one.wide[1])).astype(np.float32)
 
     def move(worlds: Worlds, action: np.ndarray) -> list[np.ndarray]:
         worlds.moves.what[:], worlds.moves.action[:] = 1, action
@@ -102,7 +132,7 @@ def test_worlds_go_on_where_they_were(task: str):
 
 
 def test_worlds_are_those_of_gymnasium():
-    worlds, env = Worlds("Hopper-v5", 1), gym.make("Hopper-v5")
+    worlds, env = Worlds(["Hopper-v5"]), gym.make("Hopper-v5")
     worlds.moves.what[:], worlds.moves.seed[:] = 2, 5
     worlds.wait()
     state, _ = env.reset(seed=5)

@@ -4,6 +4,7 @@ import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from icnn import report
 from icnn.rl.critics import Form
 from icnn.rl.learning import PAPER, Rules, Training
 from icnn.rl.quadratics import Quadratics
-from icnn.rl.stack import TESTS, Stack, run
+from icnn.rl.stack import BLOCK, TESTS, Stack, run
 
 TASKS = (
     "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum",
@@ -29,6 +30,7 @@ OURS = {
                     learning_rate=1e-3, tau=1e-3),
 }  # fmt: skip
 RIVALS = ("SAC", "TD3", "DDPG")
+KEEP = 300  # seconds, after which unfinished runs are kept
 
 
 @dataclass(frozen=True)
@@ -68,35 +70,39 @@ def told(job: Job, settings: Any, tests: Any, final: Any, seconds: float, sizes:
 
 
 def together(
-    jobs: Sequence[Job], out: Path, fast: bool, done: Callable[[int], None], workers: int = 0,
-    keep: int = 10_000,
-) -> None:  # fmt: skip
-    """Ours: all seeds of a task and an algorithm in a stack, all stacks in this process."""
+    jobs: Sequence[Job], out: Path, fast: bool, done: Callable[[int], None], workers: int = 0
+) -> None:
+    """Ours: agents with the same settings in a stack, all stacks in this process."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    kinds = sorted({(job.task, job.algo) for job in jobs})
+    kinds: dict[Any, list[Job]] = {}
+    for job in jobs:
+        # On a GPU fewer and larger stacks are faster, on a CPU it is as well not to compute zeros.
+        key = training(job, fast), "" if device == "cuda" else job.task
+        kinds.setdefault(key, []).append(job)
     stacks: list[tuple[Stack, list[Job], Path]] = []
-    for task, algo in kinds:
-        mine = [job for job in jobs if (job.task, job.algo) == (task, algo)]
-        stack = Stack(
-            f"{task}-v5", [job.seed for job in mine], training(mine[0], fast), mine[0].steps,
-            mine[0].every, device, workers,
-        )  # fmt: skip
-        path = out / "unfinished" / f"{task}-{algo}-{'-'.join(str(job.seed) for job in mine)}.pt"
+    for (settings, _), mine in kinds.items():
+        agents = [(f"{job.task}-v5", job.seed) for job in mine]
+        stack = Stack(agents, settings, mine[0].steps, mine[0].every, device, workers)
+        path = out / "unfinished" / f"{mine[0].algo}-{sha256(repr(agents).encode()).hexdigest()}.pt"
         if path.exists():
             kept = torch.load(path, map_location=device, weights_only=False)
             if kept["settings"] == stack.settings:  # else it is of another run
                 stack.restore(kept)
         stacks.append((stack, mine, path))
-    begun = time.perf_counter()
+    begun = kept_at = time.perf_counter()
 
     def after(step: int) -> None:
+        nonlocal kept_at
         done(step)
+        if step % BLOCK or time.perf_counter() < kept_at + KEEP:
+            return
         for stack, _, path in stacks:
-            if stack.step % keep == 0 and stack.saved < stack.step < stack.total:
+            if stack.saved < stack.step < stack.total:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 part = path.with_suffix(".part")
                 torch.save(stack.kept(), part)
                 part.replace(path)
+        kept_at = time.perf_counter()
 
     try:
         run([stack for stack, _, _ in stacks], after)
@@ -106,9 +112,8 @@ def together(
             seconds = (time.perf_counter() - begun) / len(jobs)
             for i, job in enumerate(mine):
                 kept = told(
-                    job, asdict(stack.training), stack.tests[i], final[i], seconds,
-                    stack.worlds.sizes,
-                )  # fmt: skip
+                    job, asdict(stack.training), stack.tests[i], final[i], seconds, stack.sizes[i]
+                )
                 torch.save(stack.one(i), out / "agents" / f"{job}.pt")
                 report.store(str(job), kept, out)
             path.unlink(missing_ok=True)

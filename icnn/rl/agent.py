@@ -75,7 +75,12 @@ class Agent(nn.Module):
         critics: Of all agents, one after another.
         agents: How many there are.
         standardised: Whether states are standardised, and values in units of rewards.
+
+    Attributes:
+        real: 1 for what belongs to the actions of an agent, 0 for what follows; `(agents, 1, n)`.
     """
+
+    real: Tensor
 
     def __init__(
         self, critics: Critics | QuadraticCritics, agents: int = 1, standardised: bool = True
@@ -84,6 +89,7 @@ class Agent(nn.Module):
         self.critics = critics
         self.targets = deepcopy(critics).requires_grad_(False)
         self.seen = Seen(agents, critics.dim_state, standardised)
+        self.register_buffer("real", torch.ones(agents, 1, critics.dim_action), persistent=False)
 
     def at(self, states: Tensor, target: bool = False) -> CriticsAt | QuadraticsAt:
         """Critics at states as they come, `(agents, B, dim)`; or their slow copies."""

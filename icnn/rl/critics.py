@@ -5,7 +5,6 @@ the next. So one agent and fifty go through the same lines. `energies()` gives e
 library's own; what is computed here is what they compute, in fewer and larger steps.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,6 +18,7 @@ from icnn.energies.activations import smooth_plus
 from icnn.energies.compose import Sum
 from icnn.energies.energy import Energy, EnergyAt
 from icnn.energies.picnn import PICNN, PartialLayer, XLayer
+from icnn.rl.parts import Parts
 
 
 class Encoded(Energy):
@@ -108,10 +108,17 @@ class Critics(nn.Module):
     def __init__(self, form: Form, dim_state: int, dim_action: int, count: int):
         super().__init__()
         self.form, self.dim_state, self.dim_action = form, dim_state, dim_action
-        made = [tensors(form.energy(dim_state, dim_action)) for _ in range(count)]
-        self.weights = nn.ParameterDict(
-            {name: torch.stack([one[name] for one in made]) for name in made[0]}
-        )
+        made = [
+            {name: [upright(w.detach()) for w in there] for name, there in places(energy).items()}
+            for energy in (form.energy(dim_state, dim_action) for _ in range(count))
+        ]
+        self.weights = nn.ParameterDict({
+            name: torch.stack([torch.cat(one[name], dim=1) for one in made]) for name in made[0]
+        })  # fmt: skip
+        self.parts = {
+            name: Parts(len(there[0]), tuple(w.shape[1] for w in there))
+            for name, there in made[0].items()
+        }
 
     def at(self, states: Tensor) -> "CriticsAt":
         """All that depends on states alone, `(agents, B, dim_state)`."""
@@ -130,7 +137,10 @@ class Critics(nn.Module):
         like, found = self.weights["head0"], []
         for i in range(len(like)):
             energy = self.form.energy(self.dim_state, self.dim_action).to(like)
-            tensors(energy, write=self, index=i)
+            for name, there in places(energy).items():
+                columns = self.weights[name][i].split(self.parts[name].columns, dim=1)
+                for weight, value in zip(there, columns, strict=True):
+                    upright(weight.data).copy_(value)
             found.append(energy)
         return found
 
@@ -230,27 +240,16 @@ def normalised(u: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return torch.addcmul(shift, F.layer_norm(u, u.shape[-1:]), scale)
 
 
-def tensors(energy: Energy, write: Critics | None = None, index: int = 0) -> dict[str, Tensor]:
-    """The weights of one network by the names that they have here; or write them from there."""
+def places(energy: Energy) -> dict[str, list[Tensor]]:
+    """Weights of one network that stand beside each other, by the names that they have here."""
     assert isinstance(energy, Encoded)
-    found: dict[str, Tensor] = {}
-
-    def take(name: str, parts: Sequence[Tensor | None]) -> None:
-        """Parts that stand beside each other, last dimension first in the library."""
-        there = [p for p in parts if p is not None]
-        rows = [p.detach().T if p.ndim == 2 else p.detach()[None] for p in there]
-        found[name] = torch.cat(rows, dim=1)
-        if write is not None:
-            whole = write.weights[name][index].split([r.shape[1] for r in rows], dim=1)
-            for part, value in zip(there, whole, strict=True):
-                part.data.copy_(value.T if part.ndim == 2 else value[0])
-
+    found: dict[str, list[Tensor]] = {}
     layers = [m for m in energy.encoder.children() if isinstance(m, nn.Linear | nn.LayerNorm)]
     for i, (linear, norm) in enumerate(zip(layers[::2], layers[1::2], strict=True)):
-        take(f"encoder{i}", [linear.weight])
-        take(f"bias_e{i}", [linear.bias])
-        take(f"scale_e{i}", [norm.weight])
-        take(f"shift_e{i}", [norm.bias])
+        found |= {
+            f"encoder{i}": [linear.weight], f"bias_e{i}": [linear.bias],
+            f"scale_e{i}": [norm.weight], f"shift_e{i}": [norm.bias],
+        }  # fmt: skip
     inner: Any = energy.energy.energies[0] if isinstance(energy.energy, Sum) else energy.energy
     below: list[Any] = [*inner.x_path, None]
     for i, (x_layer, layer) in enumerate(zip(below, inner.layers, strict=True)):
@@ -258,14 +257,18 @@ def tensors(energy: Energy, write: Critics | None = None, index: int = 0) -> dic
         assert x_layer is None or isinstance(x_layer, XLayer)
         v = None if x_layer is None else x_layer.v
         linears = [m for m in (v, layer.wu, layer.wyu, layer.wzu) if m is not None]
-        take(f"head{i}", [m.weight for m in linears])
-        take(f"bias{i}", [m.bias for m in linears])
-        take(f"wy{i}", [layer.wy.weight])
+        found[f"head{i}"] = [m.weight for m in linears]
+        found[f"bias{i}"] = [m.bias for m in linears if m.bias is not None]
+        found[f"wy{i}"] = [layer.wy.weight]
         if layer.wz is not None:
-            take(f"wz{i}", [layer.wz.raw])
+            found[f"wz{i}"] = [layer.wz.raw]
         if x_layer is not None and isinstance(x_layer.norm, nn.LayerNorm):
-            take(f"scale{i}", [x_layer.norm.weight])
-            take(f"shift{i}", [x_layer.norm.bias])
+            found |= {f"scale{i}": [x_layer.norm.weight], f"shift{i}": [x_layer.norm.bias]}
     if isinstance(energy.energy, Sum):
-        take("bowl", [energy.energy.energies[1].log_weight])  # pyright: ignore
+        found["bowl"] = [energy.energy.energies[1].log_weight]  # pyright: ignore
     return found
+
+
+def upright(weight: Tensor) -> Tensor:
+    """As a matrix, last dimension first in the library."""
+    return weight.T if weight.ndim == 2 else weight[None]

@@ -88,10 +88,10 @@ def greedy(
     return a
 
 
-def binary_entropy(a: Tensor) -> Tensor:
-    """Of `u = (a + 1) / 2`, summed over coordinates."""
+def binary_entropy(a: Tensor, real: Tensor | float = 1.0) -> Tensor:
+    """Of `u = (a + 1) / 2`, summed over coordinates that are real."""
     u = ((a + 1) / 2).clamp(INSIDE, 1 - INSIDE)
-    return -(u * u.log() + (1 - u) * (1 - u).log()).sum(dim=-1)
+    return -(real * (u * u.log() + (1 - u) * (1 - u).log())).sum(dim=-1)
 
 
 def td_loss(agent: Agent, batch: Batch, rules: Rules) -> tuple[Tensor, Tensor]:
@@ -105,16 +105,16 @@ def td_loss(agent: Agent, batch: Batch, rules: Rules) -> tuple[Tensor, Tensor]:
         best = greedy(f, torch.zeros_like(batch.actions), rules.target_steps, rules)
         value = -f.worst(best)
         if soft:
-            value = value + soft * binary_entropy(best)
+            value = value + soft * binary_entropy(best, agent.real)
         goal = torch.addcmul(batch.rewards / seen.scale, batch.discounts, value)
         if rules.bounded:
             # Entropies, of log 2 for each coordinate at most, are rewards as well.
-            most = seen.most / seen.scale + soft * math.log(2) * best.shape[-1]
+            most = seen.most / seen.scale + soft * math.log(2) * agent.real.sum(dim=2)
             low, top = (r / (1 - rules.gamma) for r in (seen.least / seen.scale, most))
             goal = torch.minimum(torch.maximum(goal, low), top)
     found = -agent.at(batch.states).values(batch.actions)
     if soft:
-        found = found + soft * binary_entropy(batch.actions)[:, None]
+        found = found + soft * binary_entropy(batch.actions, agent.real)[:, None]
     loss = (found - goal[:, None]).square().mean(dim=2).sum(dim=1)
     return loss, found.detach().mean(dim=(1, 2)) * seen.scale[:, 0]
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from icnn.rl.critics import normalised
+from icnn.rl.parts import Parts
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,16 @@ class QuadraticCritics(nn.Module):
     def __init__(self, form: Quadratics, dim_state: int, dim_action: int, count: int):
         super().__init__()
         self.form, self.dim_state, self.dim_action = form, dim_state, dim_action
-        outputs = 1 + dim_action + dim_action * (dim_action + 1) // 2
+        # V, mu, and L row by row: what a shorter action has stands first in each.
+        outputs = 1, dim_action, dim_action * (dim_action + 1) // 2
         made: dict[str, Tensor] = {}
-        for i, (before, after) in enumerate(pairwise((dim_state, *form.widths, outputs))):
+        self.parts: dict[str, Parts] = {}
+        for i, (before, after) in enumerate(pairwise((dim_state, *form.widths, sum(outputs)))):
             bound = before**-0.5
+            columns = (after,) if i < len(form.widths) else outputs
+            self.parts |= {f"layer{i}": Parts(before, columns)} | dict.fromkeys(
+                (f"bias{i}", f"scale{i}", f"shift{i}"), Parts(1, columns)
+            )
             made[f"layer{i}"] = torch.empty(count, before, after).uniform_(-bound, bound)
             made[f"bias{i}"] = torch.empty(count, 1, after).uniform_(-bound, bound)
             if form.norm and i < len(form.widths):

@@ -1,7 +1,7 @@
-"""Many agents of one task in one process: their networks in stacks, on a GPU as CUDA graphs.
+"""Many agents in one process: their networks in stacks, on a GPU as CUDA graphs.
 
-Each agent has its own environment, memory and random numbers. What it does depends on its seed, and
-not on who else is in the stack (up to the rounding of larger products).
+Each agent has its own environment, memory and random numbers. What it does depends on its task and
+seed, and not on who else is in the stack (up to the rounding of larger products).
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from icnn.rl.agent import Agent
 from icnn.rl.learning import Batch, Training, greedy, td_loss
+from icnn.rl.parts import all_fitted
 from icnn.rl.worlds import Moves, Worlds
 
 BLOCK = 250  # steps for which random numbers are drawn at once
@@ -66,11 +67,11 @@ class Memory(nn.Module):
 
 
 class Stack:
-    """Agents of one task.
+    """Agents with the same settings.
 
     Args:
-        task: The name of an environment.
-        seeds: One for each agent.
+        agents: The task and the seed of each. States and actions of several tasks are made as long
+            as the longest, by zeros.
         training: Settings, the same for all.
         total: Steps to be made, for which there is memory.
         every: Steps between two test episodes.
@@ -83,22 +84,26 @@ class Stack:
     """
 
     def __init__(
-        self, task: str, seeds: Sequence[int], training: Training, total: int = 100_000,
+        self, agents: Sequence[tuple[str, int]], training: Training, total: int = 100_000,
         every: int = 1000, device: str = "cpu", workers: int = 0, **options: Any,
     ):  # fmt: skip
-        self.task, self.seeds, self.training = task, list(seeds), training
+        self.agents, self.training = list(agents), training
         self.total, self.every, self.device = total, every, torch.device(device)
-        count = len(self.seeds)
+        self.count = count = len(self.agents)
+        tasks, self.seeds = ([one[i] for one in self.agents] for i in range(2))
         # Environments to learn in, then those to be tested in.
-        self.worlds = Worlds(task, 2 * count, workers, **options)
-        S, n = self.worlds.sizes
-        made = []
-        for seed in self.seeds:
-            torch.manual_seed(seed)
-            made.append(training.form.make(S, n, training.critics).state_dict())
+        self.worlds = Worlds([*tasks, *tasks], workers, **options)
+        self.sizes, (S, n) = self.worlds.sizes[:count], self.worlds.wide
         critics = training.form.make(S, n, training.critics * count)
+        made = []
+        for seed, sizes in zip(self.seeds, self.sizes, strict=True):
+            torch.manual_seed(seed)
+            own = training.form.make(*sizes, training.critics)
+            made.append(all_fitted(own.state_dict(), own.parts, critics.parts))
         critics.load_state_dict({k: torch.cat([m[k] for m in made]) for k in made[0]})
         agent = Agent(critics, count, training.standardised)
+        for i, (_, length) in enumerate(self.sizes):
+            agent.real[i, :, length:] = 0
         self.agent, self.tested = agent.to(self.device), deepcopy(agent).to(self.device)
         self.optimizer = self.agent.optimizer(
             training.learning_rate, training.weight_decay, capturable=self.device.type == "cuda"
@@ -137,7 +142,7 @@ class Stack:
     @torch.no_grad()
     def _store(self) -> None:
         """Remember what an action has led to."""
-        S, n = self.worlds.sizes
+        S, n = self.worlds.wide
         state, action, following, rest = self.told.split([S, n, S, 3], dim=1)
         self.memory.add(state=state, action=action, following=following, rest=rest)
         self.agent.seen.add(state[:, None], rest[:, :1])
@@ -189,14 +194,15 @@ class Stack:
 
     def _numbers(self) -> None:
         """Draw random numbers for some steps, of each agent from its own stream."""
-        t, n = self.training, self.worlds.sizes[1]
-        picks = [r.random((BLOCK, t.gradient_steps, t.batch_size), np.float32) for r in self.random]
-        jitter = [r.standard_normal((BLOCK, n), np.float32) for r in self.random]
-        self.free = np.stack([r.uniform(-1, 1, (BLOCK, n)) for r in self.random], axis=1)
-        self.block = [
-            torch.from_numpy(np.stack(numbers, axis=-2)).to(self.device)
-            for numbers in (picks, jitter)
-        ]
+        t = self.training
+        shape = BLOCK, t.gradient_steps, t.batch_size
+        picks = np.stack([r.random(shape, np.float32) for r in self.random], axis=-2)
+        jitter = np.zeros((BLOCK, *self.jitter.shape), np.float32)
+        self.free = np.zeros_like(jitter)
+        for i, (r, (_, n)) in enumerate(zip(self.random, self.sizes, strict=True)):
+            jitter[:, i, :n] = r.standard_normal((BLOCK, n), np.float32)
+            self.free[:, i, :n] = r.uniform(-1, 1, (BLOCK, n))
+        self.block = [torch.from_numpy(numbers).to(self.device) for numbers in (picks, jitter)]
 
     def begin(self) -> None:
         """Choose actions."""
@@ -211,7 +217,7 @@ class Stack:
 
     def send(self) -> None:
         """Send them to the environments."""
-        count, moves = len(self.seeds), self.worlds.moves
+        count, moves = self.count, self.worlds.moves
         action = self.action.cpu().numpy()
         if self.step < self.training.learning_starts:
             action[0] = self.free[self.step % BLOCK]
@@ -229,7 +235,7 @@ class Stack:
 
     def end(self) -> None:
         """Remember what came of the actions."""
-        count, moves = len(self.seeds), self.worlds.wait()
+        count, moves = self.count, self.worlds.wait()
         ended = moves.terminated | moves.truncated
         told = np.concatenate([
             self.before, moves.action[:count], moves.following[:count],
@@ -242,7 +248,7 @@ class Stack:
 
     def _test(self, number: int, kept: bool = True) -> None:
         """Begin a test episode with the networks as they are."""
-        count = len(self.seeds)
+        count = self.count
         self.tested.load_state_dict(self.agent.state_dict())
         self.under_test = (self.step, self.value.tolist()) if kept else None
         self._reset(np.full(count, TESTS + number), slice(count, None))
@@ -250,7 +256,7 @@ class Stack:
 
     def _note(self, moves: Moves) -> None:
         """What test episodes have brought, and who is done."""
-        count = len(self.seeds)
+        count = self.count
         self.returns += np.where(self.testing, moves.reward[count:], 0)
         done = self.testing & (moves.terminated | moves.truncated)[count:]
         self.testing &= ~done
@@ -261,7 +267,7 @@ class Stack:
 
     def _end_tests(self) -> None:
         """Test episodes alone, to their end."""
-        count, moves = len(self.seeds), self.worlds.moves
+        count, moves = self.count, self.worlds.moves
         while self.testing.any():
             self.state.copy_(torch.from_numpy(moves.state).view_as(self.state))
             self.act()
@@ -301,7 +307,7 @@ class Stack:
     @property
     def settings(self) -> tuple[Any, ...]:
         """What a run is known by."""
-        return self.task, self.seeds, self.training, self.total, self.every
+        return self.agents, self.training, self.total, self.every
 
     def _settle(self) -> None:
         """Wait for what is under way on a GPU: other streams do not."""
@@ -311,13 +317,18 @@ class Stack:
     def one(self, i: int) -> dict[str, Any]:
         """One agent, as `Agent.load_state_dict` takes it, and its settings."""
         self._settle()
-        count = self.training.critics
+        critics, sizes = self.training.critics, self.sizes[i]
         state = {
             name: (value[i : i + 1] if name.startswith("seen") else
-                   value[count * i : count * (i + 1)]).cpu().clone()
+                   value[critics * i : critics * (i + 1)]).cpu().clone()
             for name, value in self.agent.state_dict().items()
         }  # fmt: skip
-        return {"agent": state, "training": self.training, "sizes": self.worlds.sizes}
+        seen = {name: state.pop(name) for name in list(state) if name.startswith("seen")}
+        for name in ("seen.mean", "seen.variance"):
+            seen[name] = seen[name][..., : sizes[0]].clone()
+        own = self.training.form.make(*sizes, critics)
+        state = all_fitted(state, self.agent.critics.parts, own.parts)
+        return {"agent": state | seen, "training": self.training, "sizes": sizes}
 
     def restore(self, kept: dict[str, Any]) -> None:
         """Go on from there, as if nothing had happened."""

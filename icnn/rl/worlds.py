@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+from collections.abc import Sequence
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
@@ -20,7 +21,7 @@ class Moves(NamedTuple):
 
     what: np.ndarray  # (E,): 0 nothing, 1 step, 2 reset
     seed: np.ndarray  # (E,): to reset with
-    action: np.ndarray  # (E, n), between -1 and 1
+    action: np.ndarray  # (E, n), between -1 and 1; of the shorter ones, zeros follow
     state: np.ndarray  # (E, S): where the next action is taken; after the end, of a new episode
     following: np.ndarray  # (E, S): where the last action has led
     reward: np.ndarray  # (E,)
@@ -59,21 +60,24 @@ class World:
 
     def __init__(self, task: str, options: dict[str, Any]):
         self.env = gym.make(task, disable_env_checker=True, **options)
-        low, high = self.env.action_space.low, self.env.action_space.high  # pyright: ignore
+        spaces: Any = self.env.observation_space, self.env.action_space
+        self.sizes = int(np.prod(spaces[0].shape)), int(np.prod(spaces[1].shape))
+        low, high = spaces[1].low, spaces[1].high
         self.middle, self.half = (high + low) / 2, (high - low) / 2
 
     def move(self, moves: Moves, i: int) -> None:
         """Do what it is told."""
+        S, n = self.sizes
         if moves.what[i] == 2:
             seed = None if moves.seed[i] == RESET else int(moves.seed[i])
-            moves.state[i] = self.env.reset(seed=seed)[0]
+            moves.state[i, :S] = self.env.reset(seed=seed)[0]
         elif moves.what[i] == 1:
-            action = self.middle + self.half * moves.action[i]
+            action = self.middle + self.half * moves.action[i, :n]
             state, reward, terminated, truncated, _ = self.env.step(action)
-            moves.following[i] = moves.state[i] = state
+            moves.following[i, :S] = moves.state[i, :S] = state
             moves.reward[i], moves.terminated[i], moves.truncated[i] = reward, terminated, truncated
             if terminated or truncated:
-                moves.state[i] = self.env.reset()[0]
+                moves.state[i, :S] = self.env.reset()[0]
 
     def kept(self) -> dict[str, Any]:
         """All that its future depends on."""
@@ -107,40 +111,45 @@ def layers(env: Any) -> list[Any]:
 
 
 class Worlds:
-    """Environments of one task.
+    """Environments, of one task or of several.
 
     Args:
-        task: Its name.
-        count: How many.
+        tasks: The name of each.
         workers: Processes to spread them over; 0 for this one.
         options: For `gymnasium.make`.
+
+    Attributes:
+        sizes: Lengths of states and actions, of each.
+        wide: The largest of them.
     """
 
-    def __init__(self, task: str, count: int, workers: int = 0, **options: Any):
-        one = World(task, options)
-        spaces: Any = one.env.observation_space, one.env.action_space
-        self.sizes = int(np.prod(spaces[0].shape)), int(np.prod(spaces[1].shape))
-        self.count, self.memory = count, None
+    def __init__(self, tasks: Sequence[str], workers: int = 0, **options: Any):
+        kinds = {task: World(task, options) for task in dict.fromkeys(tasks)}
+        self.sizes = [kinds[task].sizes for task in tasks]
+        self.wide = max(s for s, _ in self.sizes), max(n for _, n in self.sizes)
+        self.count, self.memory = len(tasks), None
         self.own: list[World] = []
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
-        size = room(count, self.sizes)
+        size = room(self.count, self.wide)
         if not workers:
-            self.own = [one, *(World(task, options) for _ in range(count - 1))]
-            self.moves = moves_in(bytearray(size), count, self.sizes)
+            # The first of each kind is there already.
+            self.own = [kinds.pop(task, None) or World(task, options) for task in tasks]
+            self.moves = moves_in(bytearray(size), self.count, self.wide)
             return
-        one.env.close()
+        for one in kinds.values():
+            one.env.close()
         self.memory = SharedMemory(create=True, size=size)
-        self.moves = moves_in(self.memory.buf, count, self.sizes)
+        self.moves = moves_in(self.memory.buf, self.count, self.wide)
         context = multiprocessing.get_context("spawn")
         # In turn: those of one kind may rest while others move.
-        workers = min(workers, count)
-        self.parts = [np.arange(i, count, workers) for i in range(workers)]
+        workers = min(workers, self.count)
+        self.parts = [np.arange(i, self.count, workers) for i in range(workers)]
         for part in self.parts:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=work, daemon=True,
-                args=(theirs, self.memory.name, count, self.sizes, task, options, part),
+                args=(theirs, self.memory.name, tasks, self.wide, options, part),
             )  # fmt: skip
             process.start()
             self.pipes.append(ours)
@@ -193,13 +202,13 @@ class Worlds:
 
 
 def work(
-    pipe: Connection, name: str, count: int, sizes: tuple[int, int], task: str,
+    pipe: Connection, name: str, tasks: Sequence[str], wide: tuple[int, int],
     options: dict[str, Any], part: np.ndarray,
 ) -> None:  # fmt: skip
     """What a process does, until nobody is there to tell it."""
     memory = SharedMemory(name=name)
-    moves = moves_in(memory.buf, count, sizes)
-    worlds = [World(task, options) for _ in part]
+    moves = moves_in(memory.buf, len(tasks), wide)
+    worlds = [World(tasks[i], options) for i in part]
     while (told := received(pipe)) is not None:
         if told == "move":
             for i, world in zip(part, worlds, strict=True):
