@@ -90,7 +90,7 @@ class Stack:
         self.agents, self.training = list(agents), training
         self.total, self.every, self.device = total, every, torch.device(device)
         self.count = count = len(self.agents)
-        tasks, self.seeds = ([one[i] for one in self.agents] for i in range(2))
+        tasks, self.seeds = [task for task, _ in agents], [seed for _, seed in agents]
         # Environments to learn in, then those to be tested in.
         self.worlds = Worlds([*tasks, *tasks], workers, **options)
         self.sizes, (S, n) = self.worlds.sizes[:count], self.worlds.wide

@@ -208,7 +208,7 @@ def work(
     """What a process does, until nobody is there to tell it."""
     memory = SharedMemory(name=name)
     moves = moves_in(memory.buf, len(tasks), wide)
-    worlds = [World(tasks[i], options) for i in part]
+    worlds = [World(tasks[int(i)], options) for i in part]
     while (told := received(pipe)) is not None:
         if told == "move":
             for i, world in zip(part, worlds, strict=True):
