@@ -163,6 +163,9 @@ def control(
         list[str],
         typer.Option(help="ICNNQ, ICNN (the paper's), NAF, SAC, TD3 or DDPG; several times."),
     ] = ["ICNNQ"],  # noqa: B006
+    ablation: Annotated[
+        bool, typer.Option("--ablation", help="Add ICNNQ, ICNN, and each improvement by itself.")
+    ] = False,
     seed: Seed = 0,
     seeds: Seeds = 5,
     steps: Annotated[
@@ -183,11 +186,12 @@ def control(
     Writes a JSON file for each run, control.json, learning curves and control.html. A run that was
     stopped goes on.
     """
-    from icnn.experiments.control import Settings, run
+    from icnn.experiments.control import CHANGES, Settings, run
 
+    algos = dict.fromkeys((*algo, *(CHANGES if ablation else ())))
     try:
         settings = Settings(
-            tuple(task), tuple(algo), seed, seeds, steps, engine, workers, film, out, fast
+            tuple(task), tuple(algos), seed, seeds, steps, engine, workers, film, out, fast
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

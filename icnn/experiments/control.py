@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from icnn import report
-from icnn.experiments.control_runs import OURS, RIVALS, TASKS, Job, rival, together
+from icnn.experiments.control_algorithms import ABLATION, OURS, RIVALS, TASKS, WHAT
+from icnn.experiments.control_runs import Job, rival, together
 from icnn.extras import require
 
 # Table 3 and supplement H: DDPG, NAF, ICNN; sizes of states and actions.
@@ -39,6 +40,7 @@ PUBLISHED = {
     "Swimmer": (49.79, 69.71, 64.89, 8, 2),
     "Walker2d": (1604.18, 1007.25, 298.21, 17, 6),
 }
+CHANGES = sorted(("ICNN", "ICNNQ", *ABLATION), key=lambda algo: algo.startswith("ICNNQ"))
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Settings:
 
     def __post_init__(self):
         for name, given, known in (
-            ("--task", self.tasks, TASKS), ("--algo", self.algos, (*OURS, *RIVALS)),
+            ("--task", self.tasks, TASKS), ("--algo", self.algos, (*OURS, *RIVALS, *ABLATION)),
             ("--engine", [self.engine], ("stack", "ray")),
         ):  # fmt: skip
             for value in given:
@@ -96,14 +98,18 @@ def run(settings: Settings) -> dict[str, Any]:
     pictures = [drawn(settings.out, runs)]
     if settings.film:
         console.print(f"Look at [bold]{filmed(settings, runs)}[/]")
-    paths = report.publish(
-        "control", "Control", told,
-        [__doc__ or "", told["rows"], "The maximum over all test episodes, as in the paper.",
-         told["maxima"], *pictures],
-        settings.out, reading=False,
-    )  # fmt: skip
-    print(report.table(told["rows"]))
-    print(report.table(told["maxima"]))
+    tables = {
+        "Mean return of ten test episodes at the end; mean and spread over seeds.": told["rows"],
+        "The maximum over all test episodes, as in the paper.": told["maxima"],
+        "Improvements one by one.": told["changes"],
+    }
+    parts: list[Any] = [__doc__ or "", *pictures]
+    for title, rows in tables.items():
+        if rows:
+            parts += [title, rows]
+            console.print(title)
+            print(report.table(rows))
+    paths = report.publish("control", "Control", told, parts, settings.out, reading=False)
     console.print(f"Look at [bold]{paths[-1]}[/]; the numbers are in {paths[0].name}")
     return told
 
@@ -118,7 +124,7 @@ def here(missing: list[Job], settings: Settings) -> None:
     from rich.console import Console
     from rich.progress import Progress, TimeRemainingColumn
 
-    own = [job for job in missing if job.algo in OURS]
+    own = [job for job in missing if job.algo not in RIVALS]
     others = [job for job in missing if job.algo in RIVALS]
     columns = (
         *Progress.get_default_columns()[:-1],
@@ -168,41 +174,43 @@ def spread(missing: list[Job], settings: Settings) -> None:
     ray.shutdown()
 
 
+def cell(runs: list[dict[str, Any]], task: str, algo: str, best: bool = False) -> str:
+    """Mean and spread over seeds, and how many there are: of final returns, or of the best ones."""
+    mine = [r for r in runs if (r["settings"]["task"], r["settings"]["algo"]) == (task, algo)]
+    if not mine:
+        return ""
+    values = [max(t[1] for t in r["tests"]) if best else float(np.mean(r["final"])) for r in mine]
+    more = f" ± {np.std(values, ddof=1):.4g}" if len(values) > 1 else ""
+    return f"{np.mean(values):.5g}{more} ({len(values)})"
+
+
 def numbers(settings: Settings, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Two tables of all runs that are there."""
-    algos = [a for a in (*OURS, *RIVALS) if any(r["settings"]["algo"] == a for r in runs)]
-
-    def cell(task: str, algo: str, best: bool) -> str:
-        mine = [r for r in runs if (r["settings"]["task"], r["settings"]["algo"]) == (task, algo)]
-        if not mine:
-            return ""
-        values = [
-            max(t[1] for t in r["tests"]) if best else float(np.mean(r["final"])) for r in mine
-        ]
-        more = f" ± {np.std(values, ddof=1):.4g}" if len(values) > 1 else ""
-        return f"{np.mean(values):.5g}{more} ({len(values)})"
-
-    tables = []
+    """Tables of all runs that are there: final returns, the best ones, and single improvements."""
+    sizes = {r["settings"]["task"]: r["sizes"] for r in runs}
+    tasks = [task for task in TASKS if task in sizes]
+    algos = {r["settings"]["algo"] for r in runs}
+    tables: list[list[report.Row]] = []
     for best in (False, True):
-        rows: list[report.Row] = []
-        for task in TASKS:
-            there = [r for r in runs if r["settings"]["task"] == task]
-            if there:
-                *published, states, actions = PUBLISHED[task]
-                rows.append({
-                    "task": task,
-                    "state, action (paper)": "{}, {} ({}, {})".format(
-                        *there[0]["sizes"], states, actions
-                    ),
-                    **{algo: cell(task, algo, best) for algo in algos},
-                    **{
-                        f"paper: {name}": f"{value:g}"
-                        for name, value in zip(("DDPG", "NAF", "ICNN"), published, strict=True)
-                    },
-                })  # fmt: skip
-        tables.append(rows)
+        tables.append([])
+        for task in tasks:
+            *published, states, actions = PUBLISHED[task]
+            tables[-1].append({
+                "task": task,
+                "state, action (paper)": "{}, {} ({}, {})".format(*sizes[task], states, actions),
+                **{a: cell(runs, task, a, best) for a in (*OURS, *RIVALS) if a in algos},
+                **{
+                    f"paper: {name}": f"{value:g}"
+                    for name, value in zip(("DDPG", "NAF", "ICNN"), published, strict=True)
+                },
+            })  # fmt: skip
+    changes: list[report.Row] = [
+        {"algorithm": algo, "with (+) or without (-)": WHAT.get(algo.partition("+")[2]) or
+         WHAT.get(algo.partition("-")[2], ""),
+         **{task: cell(runs, task, algo) for task in tasks}}
+        for algo in CHANGES if algo in algos and algos & set(ABLATION)
+    ]  # fmt: skip
     found = report.result(report.shown(settings), tables[0])
-    return found | {"maxima": tables[1]}
+    return found | {"maxima": tables[1], "changes": changes}
 
 
 def drawn(out: Path, runs: list[dict[str, Any]]) -> Path:

@@ -3,7 +3,7 @@
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,9 @@ import numpy as np
 import torch
 
 from icnn import report
-from icnn.rl.critics import Form
-from icnn.rl.learning import PAPER, Rules, Training
-from icnn.rl.quadratics import Quadratics
+from icnn.experiments.control_algorithms import GAMMAS, training
 from icnn.rl.stack import BLOCK, TESTS, Stack, run
 
-TASKS = (
-    "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum",
-    "InvertedPendulum", "Reacher", "Swimmer", "Walker2d",
-)  # fmt: skip
-# A swimmer's stroke pays off later than a discount of 0.99 looks; the same for all algorithms.
-GAMMAS = {"Swimmer": 0.9999}
-OURS = {
-    "ICNNQ": Training(),
-    "ICNN": PAPER,
-    "NAF": Training(form=Quadratics(), rules=Rules(bounded=False), critics=1, standardised=False,
-                    learning_rate=1e-3, tau=1e-3),
-}  # fmt: skip
-RIVALS = ("SAC", "TD3", "DDPG")
 KEEP = 300  # seconds, after which unfinished runs are kept
 
 
@@ -46,17 +31,6 @@ class Job:
 
     def __str__(self) -> str:
         return f"{self.task}-{self.algo}-{self.seed}"
-
-
-def training(job: Job, fast: bool) -> Training:
-    """The settings of one of our algorithms in a task."""
-    found = OURS[job.algo]
-    gamma = GAMMAS.get(job.task, found.rules.gamma)
-    found = replace(found, rules=replace(found.rules, gamma=gamma))
-    if not fast:
-        return found
-    form = Quadratics((16,)) if job.algo == "NAF" else Form((16,), (8,))
-    return replace(found, form=form, batch_size=16, learning_starts=100)
 
 
 def told(job: Job, settings: Any, tests: Any, final: Any, seconds: float, sizes: Any) -> dict:
@@ -77,7 +51,7 @@ def together(
     kinds: dict[Any, list[Job]] = {}
     for job in jobs:
         # On a GPU fewer and larger stacks are faster, on a CPU it is as well not to compute zeros.
-        key = training(job, fast), "" if device == "cuda" else job.task
+        key = training(job.task, job.algo, fast), "" if device == "cuda" else job.task
         kinds.setdefault(key, []).append(job)
     stacks: list[tuple[Stack, list[Job], Path]] = []
     for (settings, _), mine in kinds.items():

@@ -1,0 +1,101 @@
+"""Settings of our algorithms in control tasks, and what each improvement does by itself.
+
+`ICNN` is the paper's, `ICNNQ` ours. `ICNN+name` has one of the improvements below, `ICNNQ-name` all
+but that one; `ICNNQ+name` has one that is not among our defaults.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from icnn.rl.learning import PAPER, Rules, Training
+from icnn.rl.quadratics import Quadratics
+
+TASKS = (
+    "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum",
+    "InvertedPendulum", "Reacher", "Swimmer", "Walker2d",
+)  # fmt: skip
+# A swimmer's stroke pays off later than a discount of 0.99 looks; the same for all algorithms.
+GAMMAS = {"Swimmer": 0.9999}
+OURS = {
+    "ICNNQ": Training(),
+    "ICNN": PAPER,
+    "NAF": Training(form=Quadratics(), rules=Rules(bounded=False), critics=1, standardised=False,
+                    learning_rate=1e-3, tau=1e-3),
+}  # fmt: skip
+RIVALS = ("SAC", "TD3", "DDPG")
+
+# What the paper's algorithm and ours do not share.
+IMPROVEMENTS = {
+    "double": ("critics",),
+    "features": ("form.widths", "form.hidden"),
+    "norm": ("form.norm",),
+    "smooth": ("form.activation", "form.bowl"),
+    "standard": ("standardised",),
+    "bounded": ("rules.bounded",),
+    "bare": ("rules.entropy",),
+    "rates": ("learning_rate", "weight_decay", "tau"),
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "entropy": {"rules.entropy": 0.1},
+    "decay": {"weight_decay": 1e-2},
+    "n-steps": {"n_steps": 3},
+    "updates": {"gradient_steps": 2},
+}
+WHAT = {
+    "double": "two critics, the lower Q",
+    "features": "gates of features, not of the state",
+    "norm": "layer norms along the state",
+    "smooth": "softplus, and a square of the action",
+    "standard": "states standardised, values in units of rewards",
+    "bounded": "bounded targets",
+    "bare": "no entropy",
+    "rates": "rates of learning",
+    "entropy": "an entropy of 0.1",
+    "decay": "weight decay of 0.01",
+    "n-steps": "targets of three steps",
+    "updates": "two updates a step",
+}
+
+
+def changed(base: Training, values: dict[str, Any]) -> Training:
+    """Some settings, by their names with dots."""
+    for name, value in values.items():
+        part, _, field = name.rpartition(".")
+        if part:
+            value = replace(getattr(base, part), **{field: value})
+        base = replace(base, **{part or field: value})
+    return base
+
+
+def taken(base: Training, other: Training, names: tuple[str, ...]) -> Training:
+    """`base`, but for some settings of the other."""
+
+    def value(name: str) -> Any:
+        found: Any = other
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+    return changed(base, {name: value(name) for name in names})
+
+
+ABLATION = {
+    **{f"ICNN+{n}": taken(PAPER, Training(), fields) for n, fields in IMPROVEMENTS.items()},
+    **{f"ICNNQ-{n}": taken(Training(), PAPER, fields) for n, fields in IMPROVEMENTS.items()},
+    **{f"ICNNQ+{n}": changed(Training(), values) for n, values in OTHERS.items()},
+}
+
+
+def training(task: str, algo: str, fast: bool) -> Training:
+    """The settings of one of our algorithms in a task."""
+    found = (OURS | ABLATION)[algo]
+    gamma = GAMMAS.get(task, found.rules.gamma)
+    found = replace(found, rules=replace(found.rules, gamma=gamma))
+    if not fast:
+        return found
+    form = found.form
+    small = (
+        Quadratics((16,)) if isinstance(form, Quadratics)
+        else replace(form, widths=(16,) * bool(form.widths), hidden=(8,))
+    )  # fmt: skip
+    return replace(found, form=small, batch_size=16, learning_starts=100)
