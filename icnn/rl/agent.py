@@ -110,5 +110,5 @@ class Agent(nn.Module):
     def follow(self, share: float) -> None:
         """Tidy the critics, and move their slow copies: `slow += share * (fast - slow)`."""
         self.critics.project_()
-        for slow, fast in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
-            slow.lerp_(fast, share)
+        slow, fast = (list(critics.parameters()) for critics in (self.targets, self.critics))
+        torch._foreach_lerp_(slow, fast, share)  # pyright: ignore

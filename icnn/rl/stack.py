@@ -104,7 +104,11 @@ class Stack:
         agent = Agent(critics, count, training.standardised)
         for i, (_, length) in enumerate(self.sizes):
             agent.real[i, :, length:] = 0
-        self.agent, self.tested = agent.to(self.device), deepcopy(agent).to(self.device)
+        self.agent = agent.to(self.device)
+        # Those who act: the agents as they are now, then as they were when a test began.
+        self.acting = deepcopy(agent).requires_grad_(False)
+        for tensor in (*self.acting.parameters(), *self.acting.buffers()):
+            tensor.data = torch.cat([tensor, tensor])
         self.optimizer = self.agent.optimizer(
             training.learning_rate, training.weight_decay, capturable=self.device.type == "cuda"
         )
@@ -132,12 +136,19 @@ class Stack:
     @torch.no_grad()
     def _act(self) -> None:
         """Choose the next action, and that of the test."""
-        rules = self.training.rules
-        for i, agent in enumerate((self.agent, self.tested)):
-            f = agent.at(self.state[i][:, None])
-            best = greedy(f, torch.zeros_like(self.jitter)[:, None], rules.steps, rules)[:, 0]
-            noise = self.training.noise * self.jitter if i == 0 else 0.0
-            self.action[i].copy_((best + noise).clamp(-1, 1))
+        self._copy(0)
+        f, rules = self.acting.at(self.state.flatten(end_dim=1)[:, None]), self.training.rules
+        start = torch.zeros_like(self.action).flatten(end_dim=1)[:, None]
+        self.action.copy_(greedy(f, start, rules.steps, rules).view_as(self.action))
+        self.action[0].add_(self.jitter, alpha=self.training.noise).clamp_(-1, 1)
+
+    @torch.no_grad()
+    def _copy(self, half: int) -> None:
+        """Make those who act what the agents are, the first half of them or the second."""
+        own, acting = (
+            [*a.critics.parameters(), *a.seen.buffers()] for a in (self.agent, self.acting)
+        )
+        torch._foreach_copy_([a.chunk(2)[half] for a in acting], own)  # pyright: ignore
 
     @torch.no_grad()
     def _store(self) -> None:
@@ -249,7 +260,7 @@ class Stack:
     def _test(self, number: int, kept: bool = True) -> None:
         """Begin a test episode with the networks as they are."""
         count = self.count
-        self.tested.load_state_dict(self.agent.state_dict())
+        self._copy(1)
         self.under_test = (self.step, self.value.tolist()) if kept else None
         self._reset(np.full(count, TESTS + number), slice(count, None))
         self.testing[:], self.returns[:] = True, 0
@@ -296,7 +307,7 @@ class Stack:
                   if k in PARTS}  # fmt: skip
         return deepcopy({
             "settings": self.settings,
-            "agent": self.agent.state_dict(), "tested": self.tested.state_dict(),
+            "agent": self.agent.state_dict(), "acting": self.acting.state_dict(),
             "optimizer": self.optimizer.state_dict(), "memory": memory,
             "value": self.value.tolist(), "step": self.step, "testing": self.testing,
             "returns": self.returns, "tests": self.tests, "under_test": self.under_test,
@@ -333,7 +344,7 @@ class Stack:
     def restore(self, kept: dict[str, Any]) -> None:
         """Go on from there, as if nothing had happened."""
         self.agent.load_state_dict(kept["agent"])
-        self.tested.load_state_dict(kept["tested"])
+        self.acting.load_state_dict(kept["acting"])
         # In place: graphs know where numbers are.
         own = self.optimizer.state
         if own:
