@@ -10,13 +10,14 @@ the same one, smaller.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import track
 from stable_baselines3 import SAC
 
@@ -37,6 +38,7 @@ class Limit(NamedTuple):
     smaller: Cut
 
 
+TASKS = ("HalfCheetah", "Hopper")
 LIMITS = {
     "each in [-0.25, 0.25]": Limit(
         icnn.Box(-0.25, 0.25),
@@ -75,6 +77,37 @@ def nearest(domain: Domain) -> Cut:
     return lambda actions: domain.project(torch.from_numpy(actions)).numpy()
 
 
+class Way(NamedTuple):
+    """Agents that keep a limit in one way."""
+
+    task: str
+    limit: str
+    name: str
+    models: list[Any]
+    domain: Domain | None
+    cut: Cut
+
+
+def ways(task: str, runs: Path) -> Iterator[Way]:
+    """All of a task."""
+    ours, theirs = (
+        sorted((runs / "agents").glob(f"{task}-{name}")) for name in ("ICNNQ-*.pt", "SAC-*.zip")
+    )
+    if not ours or not theirs:
+        raise SystemExit(f"`--runs` must hold agents of ICNNQ and SAC for {task}: {__doc__}")
+    models: dict[str, list[Any]] = {
+        "ICNNQ": [model_of(path, gym.make(f"{task}-v5")) for path in ours],
+        "SAC": [SAC.load(path, device="cpu") for path in theirs],
+    }
+    for algo, those in models.items():
+        yield Way(task, "none", algo, those, None, np.asarray)
+    for name, limit in LIMITS.items():
+        yield Way(task, name, "ICNNQ", models["ICNNQ"], limit.domain, np.asarray)
+        for algo, those in models.items():
+            yield Way(task, name, f"{algo}, nearest action", those, None, nearest(limit.domain))
+            yield Way(task, name, f"{algo}, smaller action", those, None, limit.smaller)
+
+
 def main() -> None:
     """Print the table and write it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -84,44 +117,24 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[report.Row] = []
-    for task in ("HalfCheetah", "Hopper"):
-        ours, theirs = (
-            sorted((options.runs / "agents").glob(f"{task}-{name}"))
-            for name in ("ICNNQ-*.pt", "SAC-*.zip")
-        )
-        if not ours or not theirs:
-            raise SystemExit(f"`--runs` must hold agents of ICNNQ and SAC for {task}: {__doc__}")
-        models: dict[str, list[Any]] = {
-            "ICNNQ": [model_of(path, gym.make(f"{task}-v5")) for path in ours],
-            "SAC": [SAC.load(path, device="cpu") for path in theirs],
-        }
-        for name, limit in {"none": None, **LIMITS}.items():
-            ways: dict[str, tuple[str, Domain | None, Cut]] = {
-                algo: (algo, limit and limit.domain, np.asarray)
-                for algo in models if limit is None or algo == "ICNNQ"
-            }  # fmt: skip
-            if limit is not None:
-                for algo in models:
-                    ways[f"{algo}, nearest action"] = algo, None, nearest(limit.domain)
-                    ways[f"{algo}, smaller action"] = algo, None, limit.smaller
-            for way, (algo, domain, cut) in ways.items():
-                means, broken, count = [], 0, 0
-                for i, model in enumerate(track(models[algo], f"{task}, {name}: {way}")):
-                    if algo == "ICNNQ":
-                        model.constrain(domain)
-                    share = -(-options.steps // len(models[algo]))
-                    returns, actions = played(model, task, share, cut, 10**7 * (i + 1))
-                    means.append(np.mean(returns))
-                    taken = np.concatenate(actions)
-                    count += len(taken)
-                    if limit is not None:
-                        broken += int((limit.excess(taken) > 0).sum())
-                spread = f" ± {np.std(means, ddof=1):.4g}" if len(means) > 1 else ""
-                rows.append({
-                    "task": task, "limit": name, "agent": way,
-                    "return": f"{np.mean(means):.5g}{spread}", "agents": len(means),
-                    "steps": count, "violations": "" if limit is None else str(broken),
-                })  # fmt: skip
+    every = [way for task in TASKS for way in ways(task, options.runs)]
+    for way in track(every, "Under limits", console=Console(stderr=True)):
+        means, taken = [], []
+        for i, model in enumerate(way.models):
+            if isinstance(model, icnn.rl.ICNNQ):
+                model.constrain(way.domain)
+            share = -(-options.steps // len(way.models))
+            returns, actions = played(model, way.task, share, way.cut, 10**7 * (i + 1))
+            means.append(np.mean(returns))
+            taken += actions
+        every_action, limit = np.concatenate(taken), LIMITS.get(way.limit)
+        spread = f" ± {np.std(means, ddof=1):.4g}" if len(means) > 1 else ""
+        rows.append({
+            "task": way.task, "limit": way.limit, "agent": way.name,
+            "return": f"{np.mean(means):.5g}{spread}", "agents": len(means),
+            "steps": len(every_action),
+            "violations": "" if limit is None else str((limit.excess(every_action) > 0).sum()),
+        })  # fmt: skip
     print(report.table(rows))
     report.write("control-constraints", {"steps": options.steps}, rows, options.out)
 

@@ -34,6 +34,7 @@ IMPROVEMENTS = {
     "bounded": ("rules.bounded",),
     "bare": ("rules.entropy",),
     "rates": ("learning_rate", "weight_decay", "tau"),
+    "search": ("rules.steps", "rules.target_steps"),
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "entropy": {"rules.entropy": 0.1},
@@ -50,6 +51,7 @@ WHAT = {
     "bounded": "bounded targets",
     "bare": "no entropy",
     "rates": "rates of learning",
+    "search": "a shorter search for actions",
     "entropy": "an entropy of 0.1",
     "decay": "weight decay of 0.01",
     "n-steps": "targets of three steps",

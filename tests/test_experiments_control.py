@@ -1,0 +1,65 @@
+"""Control: improvements are told apart, and limits are kept."""
+
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from stable_baselines3 import SAC
+
+from benchmarks import constraints
+from icnn.experiments import control_algorithms as algorithms
+from icnn.experiments.control_agents import model_of
+from icnn.experiments.control_runs import Job, together
+from icnn.rl.learning import PAPER, Training
+
+
+def test_improvements_are_all_that_the_two_algorithms_do_not_share():
+    names = tuple(name for fields in algorithms.IMPROVEMENTS.values() for name in fields)
+    assert algorithms.taken(PAPER, Training(), names) == Training()
+    assert algorithms.taken(Training(), PAPER, names) == PAPER
+    assert len(set(algorithms.ABLATION.values()) | {PAPER, Training()}) == (
+        2 + len(algorithms.ABLATION)
+    ), "no two are alike"
+    told = {name[1:] for name in (n.lstrip("ICNQ") for n in algorithms.ABLATION)}
+    assert told == set(algorithms.WHAT)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Agents as the experiment leaves them: hardly trained."""
+    out = tmp_path_factory.mktemp("control")
+    together([Job("Hopper", "ICNNQ", 0, 120, 100, 1)], out, True, lambda step: None)
+    model = SAC("MlpPolicy", "Hopper-v5", device="cpu", policy_kwargs={"net_arch": [8]})
+    model.save(out / "agents" / "Hopper-SAC-0.zip")
+    return out
+
+
+def test_limits_are_kept(runs: Path):
+    model = model_of(runs / "agents" / "Hopper-ICNNQ-0.pt", gym.make("Hopper-v5"))
+    for limit in constraints.LIMITS.values():
+        model.constrain(limit.domain)
+        returns, actions = constraints.played(model, "Hopper", 50, np.asarray, 0)
+        assert len(returns) == 10
+        assert (limit.excess(np.concatenate(actions)) <= 0).all()
+    wild = np.random.default_rng(0).uniform(-1, 1, (1000, 3)).astype(np.float32)
+    for limit in constraints.LIMITS.values():
+        assert (limit.excess(wild) > 0).any()
+        for cut in (constraints.nearest(limit.domain), limit.smaller):
+            assert (limit.excess(cut(wild)) <= 0).all()
+
+
+def test_limits_as_a_table(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    options = ["constraints", "--runs", str(runs), "--out", str(tmp_path), "--steps", "10"]
+    monkeypatch.setattr("sys.argv", options)
+    monkeypatch.setattr(constraints, "TASKS", ("Hopper",))
+    constraints.main()
+    told = capsys.readouterr().out
+    assert told.count("| ICNNQ |") == 3
+    assert told.count("SAC, smaller action") == 2
+    assert (tmp_path / "control-constraints.json").exists()
+    monkeypatch.setattr("sys.argv", ["constraints", "--runs", str(tmp_path)])
+    with pytest.raises(SystemExit, match="agents of ICNNQ and SAC"):
+        constraints.main()
