@@ -91,7 +91,8 @@ class Way(NamedTuple):
 def ways(task: str, runs: Path) -> Iterator[Way]:
     """All of a task."""
     ours, theirs = (
-        sorted((runs / "agents").glob(f"{task}-{name}")) for name in ("ICNNQ-*.pt", "SAC-*.zip")
+        sorted((runs / "agents").glob(f"{task}-{name}"))
+        for name in ("ICNNQ-[0-9]*.pt", "SAC-[0-9]*.zip")
     )
     if not ours or not theirs:
         raise SystemExit(f"`--runs` must hold agents of ICNNQ and SAC for {task}: {__doc__}")

@@ -69,8 +69,9 @@ def store(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
     """Write a result to its file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    return path
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return part.replace(path)  # at once: half a file is none
 
 
 def publish(

@@ -132,7 +132,14 @@ def test_control_writes_runs_tables_and_a_page(tmp_path: Path):
     again = command("reproduce", "control", *options, "--out", str(tmp_path))
     assert "4 of 4 runs are there already" in again
     assert not (tmp_path / "unfinished").exists()
+    # A run with other settings is none of these.
+    path = tmp_path / "Hopper-ICNNQ-0.json"
+    path.write_text(path.read_text().replace('"tau": 0.0', '"tau": 0.1'))
+    more = command("reproduce", "control", *options, "--out", str(tmp_path))
+    assert "3 of 4 runs are there already" in more
     assert "`--task` must be one of" in command("reproduce", "control", "--task", "Hoper")
+    film = command("reproduce", "control", "--algo", "SAC", "--film")
+    assert "`--film` needs one of" in film
 
 
 def test_estimators_are_found_by_name():

@@ -128,6 +128,28 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(algorithm: Any, tmp_path
         assert torch.equal(a, b)
 
 
+def test_checkpoints_keep_what_normalisation_has_learned(tmp_path: Path):
+    def env() -> VecNormalize:
+        return VecNormalize(DummyVecEnv([lambda: Identity(7)]))
+
+    whole: Any = small(ICNNQ, env()).learn(150, callback=Checkpoint(tmp_path / "whole", 40))
+    small(ICNNQ, env()).learn(130, callback=Checkpoint(tmp_path / "first", 40))
+    again: Any = resume(ICNNQ, tmp_path / "first", env())
+    again.learn(150 - again.num_timesteps, callback=Checkpoint(tmp_path / "first", 40),
+                reset_num_timesteps=False)  # fmt: skip
+    ours, theirs = (vars(m.get_vec_normalize_env().ret_rms) for m in (whole, again))
+    assert ours == theirs
+    for a, b in zip(whole.policy.state_dict().values(), again.policy.state_dict().values(),
+                    strict=True):  # fmt: skip
+        assert torch.equal(a, b)
+
+
+def test_a_discount_is_given_once():
+    with pytest.raises(ValueError, match=r"`gamma` must be that of `rules`, 0\.5, got 0\.99"):
+        ICNNQ("MlpPolicy", "Pendulum-v1", rules=Rules(gamma=0.5))
+    assert ICNNQ("MlpPolicy", "Pendulum-v1", gamma=0.9).rules.gamma == 0.9
+
+
 def test_checkpoints_of_several_environments_are_refused(tmp_path: Path):
     model = small(ICNNQ, make_vec_env(Identity, n_envs=2))
     with pytest.raises(ValueError, match="`env` must be one environment, got 2"):

@@ -19,6 +19,7 @@ from icnn.rl.learning import Batch, Training, binary_entropy, greedy, td_loss
 FORMS = [
     Form((16,), (8, 8)),
     Form((16, 12), (8,), "relu"),
+    Form((16,), (8, 8), norm=False),
     Form((), (8, 6, 4), "softplus", norm=False, bowl=False),
     PAPER_FORM,
 ]
@@ -291,9 +292,10 @@ def test_a_bundle_leaves_the_corners_of_a_budget():
     assert found.converged.all()
 
 
-def test_the_unit_of_values_settles(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("icnn.rl.agent.SETTLED", 20)
+def test_the_unit_of_values_settles():
     seen = Seen(1, 2)
+    seen.settled = 20
+    assert float(seen.scale) == 1, "of no rewards"
     for _ in range(20):
         seen.add(torch.rand(1, 1, 2), torch.full((1, 1), 2.0))
     seen.add(torch.rand(1, 1, 2), torch.full((1, 1), 100.0))

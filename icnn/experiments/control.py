@@ -16,7 +16,7 @@ Where it differs from the paper:
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from icnn import report
 from icnn.experiments.control_algorithms import ABLATION, OURS, RIVALS, TASKS, WHAT
-from icnn.experiments.control_runs import Job, rival, together
+from icnn.experiments.control_runs import Job, made_by, rival, together
 from icnn.extras import require
 
 # Table 3 and supplement H: DDPG, NAF, ICNN; sizes of states and actions.
@@ -66,6 +66,10 @@ class Settings:
             for value in given:
                 if value not in known:
                     raise ValueError(f"`{name}` must be one of {', '.join(known)}, got {value!r}")
+        if self.film and all(algo in RIVALS for algo in self.algos):
+            raise ValueError(
+                f"`--film` needs one of {', '.join(OURS)}, got {', '.join(self.algos)}"
+            )
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -85,15 +89,14 @@ def run(settings: Settings) -> dict[str, Any]:
         for task in settings.tasks for algo in settings.algos for i in range(settings.seeds)
     ]  # fmt: skip
     settings.out.mkdir(parents=True, exist_ok=True)
-    missing = [job for job in jobs if not there(settings.out / f"{job}.json", job)]
+    missing = [job for job in jobs if read(settings.out / f"{job}.json", job, settings) is None]
     console.print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are there already.")
     if missing:
         (spread if settings.engine == "ray" else here)(missing, settings)
     unfinished = settings.out / "unfinished"
     if unfinished.exists() and not list(unfinished.iterdir()):
         unfinished.rmdir()
-    found = sorted(settings.out.glob("*-*-*.json"))
-    runs = [json.loads(path.read_text()) for path in found if there(path, jobs[0])]
+    runs = all_runs(settings, jobs[0])
     told = numbers(settings, runs)
     pictures = [drawn(settings.out, runs)]
     if settings.film:
@@ -101,11 +104,12 @@ def run(settings: Settings) -> dict[str, Any]:
     tables = {
         "Mean return of ten test episodes at the end; mean and spread over seeds.": told["rows"],
         "The maximum over all test episodes, as in the paper.": told["maxima"],
+        "Median of Q at the end, least and largest of all seeds.": told["values"],
         "Improvements one by one.": told["changes"],
     }
     parts: list[Any] = [__doc__ or "", *pictures]
     for title, rows in tables.items():
-        if rows:
+        if rows and len(rows[0]) > 1:
             parts += [title, rows]
             console.print(title)
             print(report.table(rows))
@@ -114,9 +118,24 @@ def run(settings: Settings) -> dict[str, Any]:
     return told
 
 
-def there(path: Path, job: Job) -> bool:
-    """Whether a file holds a run, and one of as many steps."""
-    return path.exists() and json.loads(path.read_text())["settings"]["steps"] == job.steps
+def read(path: Path, job: Job, settings: Settings) -> dict[str, Any] | None:
+    """A run, if the file is there and holds that one, with the settings that it would have now."""
+    if not path.exists():
+        return None
+    kept = json.loads(path.read_text())
+    return kept if made_by(kept, job, settings.fast) else None
+
+
+def all_runs(settings: Settings, like: Job) -> list[dict[str, Any]]:
+    """Those that are there, of all tasks, algorithms and seeds."""
+    found = []
+    for path in sorted(settings.out.glob("*-*-*.json")):
+        told = json.loads(path.read_text())["settings"]
+        if told["task"] in TASKS and told["algo"] in (*OURS, *RIVALS, *ABLATION):
+            job = replace(like, task=told["task"], algo=told["algo"], seed=told["seed"])
+            if (kept := read(path, job, settings)) is not None:
+                found.append(kept)
+    return found
 
 
 def here(missing: list[Job], settings: Settings) -> None:
@@ -132,9 +151,9 @@ def here(missing: list[Job], settings: Settings) -> None:
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         if own:
-            task = bar.add_task(f"{len(own)} runs side by side", total=own[0].steps)
+            task = bar.add_task(f"{len(own)} runs", total=sum(job.steps for job in own))
             together(
-                own, settings.out, settings.fast, lambda step: bar.update(task, completed=step),
+                own, settings.out, settings.fast, lambda steps: bar.update(task, completed=steps),
                 settings.workers,
             )  # fmt: skip
         for job in others:
@@ -174,14 +193,29 @@ def spread(missing: list[Job], settings: Settings) -> None:
     ray.shutdown()
 
 
-def cell(runs: list[dict[str, Any]], task: str, algo: str, best: bool = False) -> str:
-    """Mean and spread over seeds, and how many there are: of final returns, or of the best ones."""
+def values(runs: list[dict[str, Any]], task: str, algo: str, best: bool = False) -> np.ndarray:
+    """Of each seed: the mean of final returns, or the best return of all tests."""
     mine = [r for r in runs if (r["settings"]["task"], r["settings"]["algo"]) == (task, algo)]
-    if not mine:
+    mine = sorted(mine, key=lambda r: r["settings"]["seed"])
+    return np.array([max(t[1] for t in r["tests"]) if best else np.mean(r["final"]) for r in mine])
+
+
+def cell(found: np.ndarray) -> str:
+    """Mean and spread over seeds, and how many there are."""
+    if not len(found):
         return ""
-    values = [max(t[1] for t in r["tests"]) if best else float(np.mean(r["final"])) for r in mine]
-    more = f" ± {np.std(values, ddof=1):.4g}" if len(values) > 1 else ""
-    return f"{np.mean(values):.5g}{more} ({len(values)})"
+    more = f" ± {found.std(ddof=1):.4g}" if len(found) > 1 else ""
+    return f"{found.mean():.5g}{more} ({len(found)})"
+
+
+def apart(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """A difference of means, and where 95 % of resamples of both have it."""
+    if min(len(ours), len(theirs)) < 2:
+        return ""
+    random = np.random.default_rng(0)
+    means = [random.choice(x, (10_000, len(x))).mean(axis=1) for x in (ours, theirs)]
+    low, high = np.quantile(means[0] - means[1], [0.025, 0.975])
+    return f"{ours.mean() - theirs.mean():+.4g} [{low:+.4g}, {high:+.4g}]"
 
 
 def numbers(settings: Settings, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -194,23 +228,37 @@ def numbers(settings: Settings, runs: list[dict[str, Any]]) -> dict[str, Any]:
         tables.append([])
         for task in tasks:
             *published, states, actions = PUBLISHED[task]
+            ours, sac = (values(runs, task, algo, best) for algo in ("ICNNQ", "SAC"))
             tables[-1].append({
                 "task": task,
                 "state, action (paper)": "{}, {} ({}, {})".format(*sizes[task], states, actions),
-                **{a: cell(runs, task, a, best) for a in (*OURS, *RIVALS) if a in algos},
+                **{a: cell(values(runs, task, a, best)) for a in (*OURS, *RIVALS) if a in algos},
+                **({"ICNNQ less SAC": apart(ours, sac)} if {"ICNNQ", "SAC"} <= algos else {}),
                 **{
                     f"paper: {name}": f"{value:g}"
                     for name, value in zip(("DDPG", "NAF", "ICNN"), published, strict=True)
                 },
             })  # fmt: skip
+    # The mean of Q over a batch, when the last test began: of each run, then over seeds.
+    of_q: list[report.Row] = []
+    for task in tasks:
+        last = {
+            algo: [r["tests"][-1][2] for r in runs
+                   if (r["settings"]["task"], r["settings"]["algo"]) == (task, algo)]
+            for algo in OURS if algo in algos
+        }  # fmt: skip
+        of_q.append({"task": task} | {
+            algo: f"{np.median(q):.4g} ({min(q):.4g} ... {max(q):.4g})" if q else ""
+            for algo, q in last.items()
+        })  # fmt: skip
     changes: list[report.Row] = [
         {"algorithm": algo, "with (+) or without (-)": WHAT.get(algo.partition("+")[2]) or
          WHAT.get(algo.partition("-")[2], ""),
-         **{task: cell(runs, task, algo) for task in tasks}}
+         **{task: cell(values(runs, task, algo)) for task in tasks}}
         for algo in CHANGES if algo in algos and algos & set(ABLATION)
     ]  # fmt: skip
     found = report.result(report.shown(settings), tables[0])
-    return found | {"maxima": tables[1], "changes": changes}
+    return found | {"maxima": tables[1], "values": of_q, "changes": changes}
 
 
 def drawn(out: Path, runs: list[dict[str, Any]]) -> Path:
@@ -256,10 +304,8 @@ def filmed(settings: Settings, runs: list[dict[str, Any]]) -> Path:
 
     mine = [
         r for r in runs
-        if r["settings"]["task"] == settings.tasks[0] and r["settings"]["algo"] in OURS
+        if r["settings"]["task"] == settings.tasks[0] and r["settings"]["algo"] not in RIVALS
     ]  # fmt: skip
-    if not mine:
-        raise ValueError(f"`--film` needs a run of {', '.join(OURS)}, got none")
     best = max(mine, key=lambda r: float(np.mean(r["final"])))["settings"]
     name = f"{best['task']}-{best['algo']}-{best['seed']}"
     env = gym.make(f"{best['task']}-v5", render_mode="rgb_array", width=240, height=240)

@@ -7,7 +7,7 @@ but that one; `ICNNQ+name` has one that is not among our defaults.
 from dataclasses import replace
 from typing import Any
 
-from icnn.rl.learning import PAPER, Rules, Training
+from icnn.rl.learning import PAPER, Training
 from icnn.rl.quadratics import Quadratics
 
 TASKS = (
@@ -19,9 +19,8 @@ GAMMAS = {"Swimmer": 0.9999}
 OURS = {
     "ICNNQ": Training(),
     "ICNN": PAPER,
-    "NAF": Training(form=Quadratics(), rules=Rules(bounded=False), critics=1, standardised=False,
-                    learning_rate=1e-3, tau=1e-3),
-}  # fmt: skip
+    "NAF": Training(form=Quadratics(), critics=1),
+}
 RIVALS = ("SAC", "TD3", "DDPG")
 
 # What the paper's algorithm and ours do not share.

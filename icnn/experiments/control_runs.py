@@ -1,5 +1,6 @@
 """Runs of control tasks: ours many at a time, those of Stable-Baselines3 one by one."""
 
+import json
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -12,10 +13,11 @@ import numpy as np
 import torch
 
 from icnn import report
-from icnn.experiments.control_algorithms import GAMMAS, training
+from icnn.experiments.control_algorithms import GAMMAS, RIVALS, training
 from icnn.rl.stack import BLOCK, TESTS, Stack, run
 
 KEEP = 300  # seconds, after which unfinished runs are kept
+SIDE = {"cuda": 12, "cpu": 1}  # stacks side by side
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class Job:
         return f"{self.task}-{self.algo}-{self.seed}"
 
 
+def made_by(kept: dict[str, Any], job: Job, fast: bool) -> bool:
+    """Whether a file holds that run, with the settings that its algorithm has now."""
+    own = {} if job.algo in RIVALS else asdict(training(job.task, job.algo, fast))
+    wanted = json.loads(json.dumps({**asdict(job), **own}))
+    return all(kept["settings"].get(name) == value for name, value in wanted.items())
+
+
 def told(job: Job, settings: Any, tests: Any, final: Any, seconds: float, sizes: Any) -> dict:
     """A run, as it is kept."""
     made = report.result({**asdict(job), **settings}, [])
@@ -46,18 +55,39 @@ def told(job: Job, settings: Any, tests: Any, final: Any, seconds: float, sizes:
 def together(
     jobs: Sequence[Job], out: Path, fast: bool, done: Callable[[int], None], workers: int = 0
 ) -> None:
-    """Ours: agents with the same settings in a stack, all stacks in this process."""
+    """Ours: agents with the same settings in a stack, some stacks side by side in this process.
+
+    Args:
+        jobs: The runs.
+        out: A file for each comes here, and in `agents` the agent.
+        fast: Whether to make small networks.
+        done: Is told how many steps were made, of all runs together.
+        workers: Processes for the environments of each stack; 0 for none.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kinds: dict[Any, list[Job]] = {}
     for job in jobs:
         # On a GPU fewer and larger stacks are faster, on a CPU it is as well not to compute zeros.
         key = training(job.task, job.algo, fast), "" if device == "cuda" else job.task
         kinds.setdefault(key, []).append(job)
+    groups, before = list(kinds.items()), 0
+    for i in range(0, len(groups), SIDE[device]):
+        group = groups[i : i + SIDE[device]]
+        side_by_side(group, out, lambda steps, before=before: done(before + steps), device, workers)
+        before += sum(mine[0].steps * len(mine) for _, mine in group)
+
+
+def side_by_side(
+    group: Sequence[tuple[Any, list[Job]]], out: Path, done: Callable[[int], None], device: str,
+    workers: int,
+) -> None:  # fmt: skip
+    """Some stacks, from where they were stopped to their end."""
     stacks: list[tuple[Stack, list[Job], Path]] = []
-    for (settings, _), mine in kinds.items():
+    for (settings, _), mine in group:
         agents = [(f"{job.task}-v5", job.seed) for job in mine]
         stack = Stack(agents, settings, mine[0].steps, mine[0].every, device, workers)
-        path = out / "unfinished" / f"{mine[0].algo}-{sha256(repr(agents).encode()).hexdigest()}.pt"
+        name = sha256(repr(agents).encode()).hexdigest()[:12]
+        path = out / "unfinished" / f"{mine[0].algo}-{name}.pt"
         if path.exists():
             kept = torch.load(path, map_location=device, weights_only=False)
             if kept["settings"] == stack.settings:  # else it is of another run
@@ -65,25 +95,27 @@ def together(
         stacks.append((stack, mine, path))
     begun = kept_at = time.perf_counter()
 
-    def after(step: int) -> None:
+    def after() -> None:
         nonlocal kept_at
-        done(step)
-        if step % BLOCK or time.perf_counter() < kept_at + KEEP:
+        done(sum(stack.step * stack.count for stack, _, _ in stacks))
+        # Those that were stopped may stand at other steps than the rest.
+        due = [(s, p) for s, _, p in stacks if s.saved < s.step < s.total and s.step % BLOCK == 0]
+        if not due or time.perf_counter() < kept_at + KEEP:
             return
-        for stack, _, path in stacks:
-            if stack.saved < stack.step < stack.total:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                part = path.with_suffix(".part")
-                torch.save(stack.kept(), part)
-                part.replace(path)
+        for stack, path in due:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            torch.save(stack.kept(), part)
+            part.replace(path)
         kept_at = time.perf_counter()
 
     try:
         run([stack for stack, _, _ in stacks], after)
         (out / "agents").mkdir(parents=True, exist_ok=True)
+        count = sum(len(mine) for _, mine, _ in stacks)
         for stack, mine, path in stacks:
             final = stack.finish(mine[0].episodes)
-            seconds = (time.perf_counter() - begun) / len(jobs)
+            seconds = (time.perf_counter() - begun) / count
             for i, job in enumerate(mine):
                 kept = told(
                     job, asdict(stack.training), stack.tests[i], final[i], seconds, stack.sizes[i]
@@ -107,7 +139,7 @@ def rival(job: Job, out: Path, fast: bool, done: Callable[[int], None]) -> dict[
 
     algorithm = getattr(stable_baselines3, job.algo)
     env, test = (gym.make(f"{job.task}-v5") for _ in range(2))
-    path = out / "unfinished" / f"{job}.zip"
+    path = out / "unfinished" / f"{job}-{job.steps}.zip"
     path.parent.mkdir(parents=True, exist_ok=True)
     tests: list[tuple[int, float]] = []
 
@@ -127,7 +159,9 @@ def rival(job: Job, out: Path, fast: bool, done: Callable[[int], None]) -> dict[
             step = self.num_timesteps - 1
             if step % job.every == 0:
                 tests.append((step, episode(self.model, TESTS + step // job.every)))
-                path.with_suffix(".tests").write_bytes(pickle.dumps(tests))
+                part = path.with_suffix(".part-of-tests")
+                part.write_bytes(pickle.dumps(tests))
+                part.replace(path.with_suffix(".tests"))
             done(self.num_timesteps)
             return True
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from icnn.rl.critics import Critics, CriticsAt
 from icnn.rl.quadratics import QuadraticCritics, QuadraticsAt
 
-SETTLED = 5000  # rewards, whose size is the unit of values
 FAR = 5.0  # standard deviations from the mean at which a state is cut off
 
 
@@ -20,6 +19,10 @@ class Seen(nn.Module):
         agents: How many.
         dim_state: The length of a state.
         used: Whether states are standardised by it, and values scaled.
+
+    Attributes:
+        settled: Of how many rewards the size is the unit of values. A unit that grew while agents
+            learn would act as a larger discount: they learn once it is settled.
     """
 
     count: Tensor
@@ -31,7 +34,7 @@ class Seen(nn.Module):
 
     def __init__(self, agents: int, dim_state: int, used: bool = True):
         super().__init__()
-        self.used = used
+        self.used, self.settled = used, 5000
         one = torch.zeros(agents, 1)
         wide = torch.zeros(agents, 1, dim_state)
         self.register_buffer("count", torch.zeros(agents, 1, 1))
@@ -51,8 +54,7 @@ class Seen(nn.Module):
         spread = states.var(dim=1, correction=0, keepdim=True) + (1 - share) * away.square()
         self.variance.lerp_(spread, share)
         self.mean.addcmul_(share, away)
-        # A unit that grew while agents learn would act as a larger discount: it settles.
-        early = (share * (self.count <= SETTLED))[..., 0]
+        early = (share * (self.count <= self.settled))[..., 0]
         self.square.lerp_(rewards.square().mean(dim=1, keepdim=True), early)
         torch.minimum(self.least, rewards.amin(dim=1, keepdim=True), out=self.least)
         torch.maximum(self.most, rewards.amax(dim=1, keepdim=True), out=self.most)
@@ -64,8 +66,9 @@ class Seen(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """The unit of values, `(agents, 1)`: the root of the mean square of rewards."""
-        return (self.square + 1e-8).sqrt() if self.used else torch.ones_like(self.square)
+        """The unit of values, `(agents, 1)`: the root of the mean square of rewards; 1 if none."""
+        size = self.square.sqrt()
+        return torch.where((size > 0) & self.used, size, 1.0)
 
 
 class Agent(nn.Module):

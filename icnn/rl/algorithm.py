@@ -83,7 +83,9 @@ class ICNNQ(OffPolicyAlgorithm):
         env = maybe_make_env(env, verbose)
         if env is not None:  # as in `load`
             check_spaces(env.observation_space, env.action_space)
-        self.rules, self.noise = rules or Rules(), noise
+        self.rules, self.noise = rules or Rules(gamma=gamma), noise
+        if self.rules.gamma not in (gamma, Rules().gamma):
+            raise ValueError(f"`gamma` must be that of `rules`, {self.rules.gamma}, got {gamma}")
         self.domain: Domain | None = None
         super().__init__(
             policy, env, learning_rate, buffer_size, learning_starts, batch_size, tau, gamma,
@@ -101,11 +103,13 @@ class ICNNQ(OffPolicyAlgorithm):
         self.rules = replace(self.rules, gamma=self.gamma)
         policy = self.policy
         policy.rules, policy.noise, policy.domain = self.rules, self.noise, self.domain
+        policy.agent.seen.settled = self.learning_starts
 
     def constrain(self, domain: Domain | None) -> None:
         """From now on actions come from a part of the action space, in its units; `None`: all.
 
-        Nothing is learned anew: the best action of the part is found in the same energy.
+        Nothing is learned anew: the best action of the part is found in the same energy. An agent
+        that goes on to learn tries such actions only, but values what all of the box is good for.
         """
         if domain is not None:
             check_domain(domain, self.policy)

@@ -12,6 +12,8 @@ from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
+NORMALISED = ("obs_rms", "ret_rms")  # what `VecNormalize` has learned
+
 
 class Checkpoint(BaseCallback):
     """Keeps an algorithm now and then, at the end of an episode, with all that it needs to go on.
@@ -46,9 +48,14 @@ class Checkpoint(BaseCallback):
             return
         self.next = self.model.num_timesteps + self.every
         model: Any = self.model
+        # As it was before the new episode: going on begins it once more.
+        normaliser = model.get_vec_normalize_env()
+        normalised = {} if normaliser is None else {n: getattr(normaliser, n) for n in NORMALISED}
+        normalised = pickle.dumps(normalised)
         begin(model)
         kept = {
-            "replay_buffer": model.replay_buffer, "python": random.getstate(),
+            "normalised": normalised, "replay_buffer": model.replay_buffer,
+            "python": random.getstate(),
             "numpy": np.random.get_state(),  # noqa: NPY002
             "torch": torch.get_rng_state(),
             "space": model.action_space.np_random.bit_generator.state,
@@ -75,6 +82,9 @@ def resume(algorithm: type[OffPolicyAlgorithm], path: str | Path, env: Any, **op
     env = maybe_make_env(env, 0)
     model: Any = algorithm.load(io.BytesIO(kept["model"]), env=env, force_reset=False, **options)
     model.replay_buffer = kept["replay_buffer"]
+    model.replay_buffer.device = model.device
+    for name, value in pickle.loads(kept["normalised"]).items():
+        setattr(model.get_vec_normalize_env(), name, value)
     begin(model)
     random.setstate(kept["python"])
     np.random.set_state(kept["numpy"])  # noqa: NPY002

@@ -49,12 +49,12 @@ class Form:
     """What a network looks like.
 
     Attributes:
-        widths: Of layers that make features of the state, each with a norm: features do not grow
-            with the state, and neither do gates made of them. Without any, gates are made of the
-            state itself, as in the paper.
+        widths: Of layers that make features of the state. Without any, gates are made of the state
+            itself, as in the paper.
         hidden: Widths of what is convex in the action.
         activation: "softplus" or "relu", of the convex part.
-        norm: Whether the state has norms in the convex part, too.
+        norm: Whether each layer of the state has a norm: features do not grow with the state, and
+            neither do gates made of them.
         bowl: Whether a square of the action is added, with a learned weight.
     """
 
@@ -77,7 +77,8 @@ class Form:
         """One network, with new weights."""
         parts: list[nn.Module] = []
         for before, after in pairwise((dim_state, *self.widths)):
-            parts += [nn.Linear(before, after), nn.LayerNorm(after), nn.ReLU()]
+            parts += [nn.Linear(before, after)]
+            parts += [nn.LayerNorm(after), nn.ReLU()] if self.norm else [nn.ReLU()]
         convex: Energy = PICNN(
             (dim_state, *self.widths)[-1], dim_action, self.hidden, activation=self.activation,
             x_norm="layer" if self.norm else None,
@@ -159,7 +160,9 @@ class CriticsAt:
         u = self.spread(states)
         for i in range(len(form.widths)):
             u = torch.baddbmm(weights[f"bias_e{i}"], u, weights[f"encoder{i}"])
-            u = normalised(u, weights[f"scale_e{i}"], weights[f"shift_e{i}"]).relu()
+            if form.norm:
+                u = normalised(u, weights[f"scale_e{i}"], weights[f"shift_e{i}"])
+            u = u.relu()
         n, depth = weights["wy0"].shape[1], len(form.hidden)
         self.layers: list[tuple[Any, ...]] = []
         below = 0
@@ -244,12 +247,10 @@ def places(energy: Energy) -> dict[str, list[Tensor]]:
     """Weights of one network that stand beside each other, by the names that they have here."""
     assert isinstance(energy, Encoded)
     found: dict[str, list[Tensor]] = {}
-    layers = [m for m in energy.encoder.children() if isinstance(m, nn.Linear | nn.LayerNorm)]
-    for i, (linear, norm) in enumerate(zip(layers[::2], layers[1::2], strict=True)):
-        found |= {
-            f"encoder{i}": [linear.weight], f"bias_e{i}": [linear.bias],
-            f"scale_e{i}": [norm.weight], f"shift_e{i}": [norm.bias],
-        }  # fmt: skip
+    for kind, names in ((nn.Linear, ("encoder", "bias_e")), (nn.LayerNorm, ("scale_e", "shift_e"))):
+        for i, layer in enumerate(m for m in energy.encoder.children() if isinstance(m, kind)):
+            for name, weight in zip(names, (layer.weight, layer.bias), strict=True):
+                found[f"{name}{i}"] = [weight]
     inner: Any = energy.energy.energies[0] if isinstance(energy.energy, Sum) else energy.energy
     below: list[Any] = [*inner.x_path, None]
     for i, (x_layer, layer) in enumerate(zip(below, inner.layers, strict=True)):

@@ -102,6 +102,7 @@ class Stack:
             made.append(all_fitted(own.state_dict(), own.parts, critics.parts))
         critics.load_state_dict({k: torch.cat([m[k] for m in made]) for k in made[0]})
         agent = Agent(critics, count, training.standardised)
+        agent.seen.settled = training.learning_starts
         for i, (_, length) in enumerate(self.sizes):
             agent.real[i, :, length:] = 0
         self.agent = agent.to(self.device)
@@ -125,7 +126,7 @@ class Stack:
         self.under_test: tuple[int, list[float]] | None = None
         self.saved = 0
         # Stacks side by side on a GPU do not wait for each other.
-        self.own = torch.cuda.Stream() if self.device.type == "cuda" else None
+        self.own = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.stream = nullcontext if self.own is None else partial(torch.cuda.stream, self.own)
         with self.stream():
             self.act, self.store, self.learn = (
@@ -343,11 +344,12 @@ class Stack:
 
     def restore(self, kept: dict[str, Any]) -> None:
         """Go on from there, as if nothing had happened."""
+        self._settle()
         self.agent.load_state_dict(kept["agent"])
         self.acting.load_state_dict(kept["acting"])
         # In place: graphs know where numbers are.
         own = self.optimizer.state
-        if own:
+        if own and kept["optimizer"]["state"]:  # there is none before the first update
             for state, new in zip(own.values(), kept["optimizer"]["state"].values(), strict=True):
                 for name, value in state.items():
                     value.copy_(new[name])
@@ -368,11 +370,11 @@ class Stack:
         self._settle()
 
 
-def run(stacks: Sequence[Stack], told: Callable[[int], None] = lambda step: None) -> None:
+def run(stacks: Sequence[Stack], told: Callable[[], None] = lambda: None) -> None:
     """All steps of several stacks, side by side: while environments move, networks learn."""
     while under_way := [stack for stack in stacks if stack.step < stack.total]:
         for part in (Stack.begin, Stack.send, Stack.between, Stack.end):
             for stack in under_way:
                 with stack.stream():
                     part(stack)
-        told(max(stack.step for stack in stacks))
+        told()

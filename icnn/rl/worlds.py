@@ -152,6 +152,7 @@ class Worlds:
                 args=(theirs, self.memory.name, tasks, self.wide, options, part),
             )  # fmt: skip
             process.start()
+            theirs.close()  # so that we are told if the process is no more
             self.pipes.append(ours)
             self.processes.append(process)
 
