@@ -175,7 +175,7 @@ def control(
         str, typer.Option(help="`stack`: in one process, on a GPU if there is one; or `ray`.")
     ] = "stack",
     workers: Annotated[
-        int, typer.Option(min=0, help="Processes for the environments of each task; 0 for none.")
+        int, typer.Option(min=0, help="Processes for environments, of each stack; 0 for none.")
     ] = 0,
     film: Annotated[bool, typer.Option("--film", help="Draw a short film of an agent.")] = False,
     out: Out = Path("icnn-control"),

@@ -8,7 +8,8 @@ Where it differs from the paper:
 1. Tasks are Gymnasium's v5, the paper's were v1: states of some have other sizes, and rewards other
    terms. Sizes stand in the table beside the paper's.
 2. The paper's ICNN is its Algorithm 3 with the entropy in loss and target alike, 30 projected Adam
-   steps, and targets that are not clipped.
+   steps, and targets that are not clipped; batches of 256, the noise of ICNNQ and its 5,000 random
+   steps at the beginning are ours.
 3. ICNNQ has two networks with features of the state, standardised states, bounded targets, no
    entropy: see `icnn.rl`.
 4. A swimmer's discount is 0.9999, for all algorithms; 0.99 elsewhere.
@@ -166,7 +167,10 @@ def here(missing: list[Job], settings: Settings) -> None:
 
 
 def spread(missing: list[Job], settings: Settings) -> None:
-    """Runs as tasks of Ray, a core each: on this machine, or on the cluster that it belongs to."""
+    """Runs as tasks of Ray, a core each: on this machine, or on the cluster that it belongs to.
+
+    On a cluster agents, and runs that were stopped, stay in that folder of the machine they ran on.
+    """
     ray: Any = require("ray", "rl")
     from icnn.learning.progress import parts_done
 
@@ -183,14 +187,16 @@ def spread(missing: list[Job], settings: Settings) -> None:
         together([job], out, settings.fast, lambda step: None)
         return job, json.loads((out / f"{job}.json").read_text())
 
-    waiting = [one.remote(job) for job in missing]
-    with parts_done(True, len(missing)) as done:
-        while waiting:
-            ready, waiting = ray.wait(waiting)
-            job, kept = ray.get(ready[0])
-            report.store(str(job), kept, settings.out)
-            done(str(job))
-    ray.shutdown()
+    try:
+        waiting = [one.remote(job) for job in missing]
+        with parts_done(True, len(missing)) as done:
+            while waiting:
+                ready, waiting = ray.wait(waiting)
+                job, kept = ray.get(ready[0])
+                report.store(str(job), kept, settings.out)
+                done(str(job))
+    finally:
+        ray.shutdown()
 
 
 def values(runs: list[dict[str, Any]], task: str, algo: str, best: bool = False) -> np.ndarray:
