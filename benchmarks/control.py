@@ -1,6 +1,9 @@
-"""How fast `icnn.rl.ICNNQ` learns beside Stable-Baselines3's SAC: environment steps a second.
+"""How fast `icnn.rl.ICNNQ` learns: environment steps a second.
 
-One thread, interleaved; networks of the state are as wide as SAC's. The ratio is of medians.
+On one thread, beside Stable-Baselines3's SAC, interleaved; networks of the state are as wide as
+SAC's. The ratio is of medians. With `--stacks`, many agents in one process, as in `icnn reproduce
+control`, on a GPU if there is one: how long 100,000 steps of all of them take, from the median over
+parts of a run; capture of CUDA graphs is told apart.
 """
 
 import argparse
@@ -13,16 +16,20 @@ import torch
 from stable_baselines3 import SAC
 
 from icnn import report
+from icnn.experiments.control_algorithms import TASKS
 from icnn.rl import ICNNQ, NAF
+from icnn.rl.learning import Training
+from icnn.rl.stack import Stack, run
+
+STACKS = {
+    "Hopper, 5 seeds": ("Hopper",),
+    "HalfCheetah, 5 seeds": ("HalfCheetah",),
+    "ten tasks, 5 seeds each": TASKS,
+}
 
 
-def main() -> None:
-    """Print the table and write it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the numbers")
-    parser.add_argument("--steps", type=int, default=400, help="in each of the rounds")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+def beside_sac(options: argparse.Namespace) -> list[report.Row]:
+    """One agent at a time."""
     torch.set_num_threads(1)
     rows: list[report.Row] = []
     for task in ("Hopper-v5", "HalfCheetah-v5", "Ant-v5"):
@@ -45,9 +52,52 @@ def main() -> None:
             "task": task, "SAC, steps/s": f"{medians['SAC']:.0f}",
             **{f"{n} / SAC": f"{medians[n] / medians['SAC']:.2f}" for n in ("ICNNQ", "NAF")},
         })  # fmt: skip
+    return rows
+
+
+def in_stacks(options: argparse.Namespace) -> list[report.Row]:
+    """Many agents at a time."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows: list[report.Row] = []
+    for name, tasks in STACKS.items():
+        begun, warm = time.perf_counter(), 250
+        stack = Stack(
+            [(f"{task}-v5", seed) for task in tasks for seed in range(5)],
+            Training(learning_starts=100), total=warm + options.rounds * options.steps,
+            device=device, workers=options.workers,
+        )  # fmt: skip
+        made = time.perf_counter() - begun
+        times = [time.perf_counter()]
+
+        def told(stack: Stack = stack, times: list[float] = times, warm: int = warm) -> None:
+            if stack.step >= warm and (stack.step - warm) % options.steps == 0:
+                times.append(time.perf_counter())
+
+        run([stack], told)
+        stack.worlds.close()
+        one = float(np.median(np.diff(times[1:]))) / options.steps
+        rows.append({
+            "stack": name, "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+            "a step of all agents, ms": 1000 * one, "100,000 steps, min": 1e5 * one / 60,
+            "before the first, s": made,
+        })  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    """Print a table and write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the numbers")
+    parser.add_argument("--steps", type=int, default=400, help="in each of the rounds")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--stacks", action="store_true", help="many agents in one process")
+    parser.add_argument("--workers", type=int, default=0, help="processes for environments")
+    options = parser.parse_args()
+    rows = in_stacks(options) if options.stacks else beside_sac(options)
     print(report.table(rows))
-    report.write("control-speed", {"steps": options.steps, "rounds": options.rounds}, rows,
-                 options.out)  # fmt: skip
+    settings = {name: getattr(options, name) for name in ("steps", "rounds", "workers")}
+    name = "control-stacks" if options.stacks else "control-speed"
+    report.write(name, settings, rows, options.out)
 
 
 if __name__ == "__main__":
