@@ -173,10 +173,14 @@ def test_what_users_of_stable_baselines3_expect(algorithm: Any, tmp_path: Path):
 
 def test_a_certified_action(learned: ICNNQ):
     states = np.random.default_rng(0).uniform(-1, 1, (20, 2)).astype(np.float32)
-    solution = learned.solve(
-        states, icnn.ProjectedGradient(rule="spectral", max_steps=300, tol=1e-4)
-    )
+    solution = learned.solve(states)
+    assert solution.converged.all()
     assert solution.gap.max() < 1e-2
+    # By another solver, which is slow at the kinks of two critics, within the bounds of both.
+    other = learned.solve(states, icnn.ProjectedGradient(rule="spectral", max_steps=300, tol=1e-4))
+    assert (other.value >= solution.lower - 1e-6).all()
+    assert (solution.value >= other.lower - 1e-6).all()
+    assert other.gap.median() < 1e-3
     quick = torch.from_numpy(learned.predict(states, deterministic=True)[0])
     away = (quick - solution.y) / learned.policy.reach
     assert away.abs().max() < 0.1

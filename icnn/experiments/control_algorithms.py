@@ -34,12 +34,14 @@ IMPROVEMENTS = {
     "bare": ("rules.entropy",),
     "rates": ("learning_rate", "weight_decay", "tau"),
     "search": ("rules.steps", "rules.target_steps"),
+    "noise": ("noise",),
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "entropy": {"rules.entropy": 0.1},
     "decay": {"weight_decay": 1e-2},
     "n-steps": {"n_steps": 3},
     "updates": {"gradient_steps": 2},
+    "wide": {"form.hidden": (256, 256)},
 }
 WHAT = {
     "double": "two critics, the lower Q",
@@ -51,10 +53,12 @@ WHAT = {
     "bare": "no entropy",
     "rates": "rates of learning",
     "search": "a shorter search for actions",
+    "noise": "more noise in exploration",
     "entropy": "an entropy of 0.1",
     "decay": "weight decay of 0.01",
     "n-steps": "targets of three steps",
     "updates": "two updates a step",
+    "wide": "256 units in the convex part",
 }
 
 

@@ -127,14 +127,14 @@ class Training:
     rules: Rules = field(default_factory=Rules)
     critics: int = 2
     standardised: bool = True
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     weight_decay: float = 0.0
-    tau: float = 0.005
+    tau: float = 0.01
     batch_size: int = 256
     learning_starts: int = 5000
     gradient_steps: int = 1
     n_steps: int = 1
-    noise: float = 0.1
+    noise: float = 0.3
 
     def __post_init__(self):
         if self.learning_starts < self.n_steps:
@@ -156,5 +156,5 @@ class Training:
 # Algorithm 3: one network, the entropy in loss and target, nothing standardised; rates of its code.
 PAPER = Training(
     form=PAPER_FORM, rules=Rules(entropy=1.0, bounded=False, steps=30, target_steps=30), critics=1,
-    standardised=False, learning_rate=1e-3, weight_decay=1e-3, tau=1e-3,
+    standardised=False, learning_rate=1e-3, weight_decay=1e-3, tau=1e-3, noise=0.1,
 )  # fmt: skip

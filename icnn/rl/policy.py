@@ -46,7 +46,7 @@ class GreedyPolicy(BasePolicy):
     def __init__(
         self, observation_space: spaces.Space, action_space: spaces.Box, lr_schedule: Schedule,
         form: Form | Quadratics | None = None, critics: int = 2, standardised: bool = True,
-        weight_decay: float = 0.0, noise: float = 0.1, rules: Rules | None = None, **kwargs: Any,
+        weight_decay: float = 0.0, noise: float = 0.3, rules: Rules | None = None, **kwargs: Any,
     ):  # fmt: skip
         super().__init__(observation_space, action_space, squash_output=True, **kwargs)
         self.noise, self.rules, form = noise, rules or Rules(), form or Form()
