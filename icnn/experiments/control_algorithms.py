@@ -26,7 +26,7 @@ RIVALS = ("SAC", "TD3", "DDPG")
 # What the paper's algorithm and ours do not share.
 IMPROVEMENTS = {
     "double": ("critics",),
-    "features": ("form.widths", "form.hidden"),
+    "size": ("form.hidden",),
     "norm": ("form.norm",),
     "smooth": ("form.activation", "form.bowl"),
     "standard": ("standardised",),
@@ -42,10 +42,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "n-steps": {"n_steps": 3},
     "updates": {"gradient_steps": 2},
     "wide": {"form.hidden": (256, 256)},
+    "features": {"form.widths": (256, 256), "form.hidden": (64, 64)},
 }
 WHAT = {
     "double": "two critics, the lower Q",
-    "features": "gates of features, not of the state",
+    "size": "128 units in each layer, not 200",
     "norm": "layer norms along the state",
     "smooth": "softplus, and a square of the action",
     "standard": "states standardised, values in units of rewards",
@@ -58,7 +59,8 @@ WHAT = {
     "decay": "weight decay of 0.01",
     "n-steps": "targets of three steps",
     "updates": "two updates a step",
-    "wide": "256 units in the convex part",
+    "wide": "256 units in each layer",
+    "features": "gates of features, not of the state",
 }
 
 

@@ -49,17 +49,17 @@ class Form:
     """What a network looks like.
 
     Attributes:
-        widths: Of layers that make features of the state. Without any, gates are made of the state
-            itself, as in the paper.
-        hidden: Widths of what is convex in the action.
+        widths: Of layers that make features of the state, for gates to be made of. Without any,
+            gates are made of the state itself, as in the paper.
+        hidden: Widths of what is convex in the action, and of the layers of the state beside it.
         activation: "softplus" or "relu", of the convex part.
         norm: Whether each layer of the state has a norm: features do not grow with the state, and
             neither do gates made of them.
         bowl: Whether a square of the action is added, with a learned weight.
     """
 
-    widths: tuple[int, ...] = (256, 256)
-    hidden: tuple[int, ...] = (64, 64)
+    widths: tuple[int, ...] = ()
+    hidden: tuple[int, ...] = (128, 128)
     activation: str = "softplus"
     norm: bool = True
     bowl: bool = True
