@@ -26,7 +26,7 @@ from icnn.rl.stack import Stack, run
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SAC": (SAC, {}),
     "ICNNQ": (ICNNQ, {}),
-    "ICNNQ, 256 wide": (ICNNQ, {"form": Form(hidden=(256, 256))}),
+    "ICNNQ, all of it 256 wide": (ICNNQ, {"form": Form(hidden=(256, 256))}),
     "NAF": (NAF, {}),
 }
 STACKS = {

@@ -33,7 +33,9 @@ def picnn_batch_norm(**options) -> icnn.Energy:
 
 
 def picnn_layer_norm(**options) -> icnn.Energy:
-    return icnn.PICNN(DIM_X, DIM_Y, (8, 16), x_norm="layer", x_activation="tanh", **options)
+    return icnn.PICNN(
+        DIM_X, DIM_Y, (8, 16), x_norm="layer", x_activation="tanh", x_hidden=(12, 10), **options
+    )
 
 
 def composed(**options) -> icnn.Energy:

@@ -89,6 +89,13 @@ def test_hidden(wrong):
             make()
 
 
+def test_widths_of_the_x_path():
+    with pytest.raises(ValueError, match="`x_hidden` must have as many widths as `hidden`, 2, got 1"):
+        icnn.PICNN(2, 2, (8, 8), x_hidden=(8,))
+    with pytest.raises(ValueError, match="`x_hidden` must be a non-empty sequence of widths"):
+        icnn.PICNN(2, 2, (8, 8), x_hidden=())
+
+
 def test_numpy_integers_are_integers():
     assert icnn.FICNN(np.int64(3), [np.int32(5)]).hidden == (5,)  # type: ignore[arg-type]
 

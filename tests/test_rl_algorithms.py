@@ -145,12 +145,6 @@ def test_checkpoints_keep_what_normalisation_has_learned(tmp_path: Path):
         assert torch.equal(a, b)
 
 
-def test_a_discount_is_given_once():
-    with pytest.raises(ValueError, match=r"`gamma` must be that of `rules`, 0\.5, got 0\.99"):
-        ICNNQ("MlpPolicy", "Pendulum-v1", rules=Rules(gamma=0.5))
-    assert ICNNQ("MlpPolicy", "Pendulum-v1", gamma=0.9).rules.gamma == 0.9
-
-
 def test_checkpoints_of_several_environments_are_refused(tmp_path: Path):
     model = small(ICNNQ, make_vec_env(Identity, n_envs=2))
     with pytest.raises(ValueError, match="`env` must be one environment, got 2"):
@@ -240,7 +234,10 @@ def test_a_budget_without_learning_anew(algorithm: Any):
 def test_loading_with_other_settings(learned: ICNNQ, tmp_path: Path):
     learned.save(tmp_path / "agent")
     again = type(learned).load(tmp_path / "agent", gamma=0.9, noise=0.7)
-    assert (again.rules.gamma, again.policy.rules.gamma, again.policy.noise) == (0.9, 0.9, 0.7)
+    assert float(again.policy.agent.gamma) == pytest.approx(0.9)
+    assert again.policy.noise == 0.7
+    assert again.replay_buffer_kwargs == {"n_steps": 3, "gamma": 0.9}
+    assert type(learned).load(tmp_path / "agent", n_steps=1).replay_buffer_kwargs == {}
     same = type(learned).load(
         tmp_path / "agent", policy_kwargs=SMALL[type(learned)]["policy_kwargs"]
     )

@@ -17,13 +17,13 @@ from icnn.rl.critics import PAPER_FORM
 from icnn.rl.learning import Batch, Training, binary_entropy, greedy, td_loss
 
 FORMS = [
-    Form((16,), (8, 8)),
-    Form((16, 12), (8,), "relu"),
-    Form((16,), (8, 8), norm=False),
-    Form((), (8, 6, 4), "softplus", norm=False, bowl=False),
+    Form((16, 12), (8, 8)),
+    Form((16,), (8,), "relu"),
+    Form((16, 16), (8, 8), norm=False),
+    Form((8, 6, 4), (8, 6, 4), "softplus", norm=False, bowl=False),
     PAPER_FORM,
 ]
-AGENTS, CRITICS, BATCH, STATE, ACTION = 3, 2, 7, 5, 4
+AGENTS, CRITICS, BATCH, STATE, ACTION = 3, 2, 8, 5, 4
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -75,7 +75,7 @@ def test_a_quadratic_is_the_one_of_its_factors():
 @pytest.mark.parametrize("entropy", [0.0, 0.3])
 def test_actions_are_those_of_argmin(entropy: float):
     torch.manual_seed(0)
-    critics = Form((16,), (16, 16)).make(STATE, ACTION, 2).double()
+    critics = Form((16, 16), (16, 16)).make(STATE, ACTION, 2).double()
     states = 2 * drawn(1, 32, STATE)
     first, second = critics.energies()
     box = icnn.Box(-torch.ones(ACTION).double(), torch.ones(ACTION).double())
@@ -96,7 +96,7 @@ def test_actions_are_those_of_argmin(entropy: float):
         assert after.mean() < left * before.mean()
 
 
-@pytest.mark.parametrize("form", [Form((16,), (16, 16)), Quadratics((16,))], ids=str)
+@pytest.mark.parametrize("form", [Form((16, 16), (16, 16)), Quadratics((16,))], ids=str)
 def test_actions_of_a_part_of_the_box(form: Any):
     """Of a smaller box, coordinate by coordinate; of a budget, by steps of one length."""
     torch.manual_seed(0)
@@ -136,13 +136,26 @@ def agent_of(agents: int = AGENTS) -> Any:
     return agent
 
 
+class Alone:
+    """One network at states, its slope by autograd."""
+
+    def __init__(self, energy: icnn.Energy, states: torch.Tensor):
+        self.energy, self.states = energy, states
+
+    def slope(self, actions: torch.Tensor) -> torch.Tensor:
+        actions = actions.detach().requires_grad_()
+        value = self.energy(self.states, actions)
+        return torch.autograd.grad(value.sum(), actions)[0]
+
+
 @pytest.mark.parametrize("entropy", [0.0, 0.5])
 @pytest.mark.parametrize("bounded", [False, True])
 def test_the_loss_is_that_of_the_formula(entropy: float, bounded: bool):
     torch.manual_seed(0)
     agent, batch = agent_of(), batch_of()
     batch, seen = batch._replace(rewards=10 * batch.rewards), agent.seen
-    rules = Rules(gamma=0.1, entropy=entropy, bounded=bounded)
+    rules = Rules(entropy=entropy, bounded=bounded)
+    agent.gamma.fill_(0.1)
     loss, value = td_loss(agent, batch, rules)
     slow, fast = agent.targets.energies(), agent.critics.energies()
     for i in range(AGENTS):
@@ -151,15 +164,18 @@ def test_the_loss_is_that_of_the_formula(entropy: float, bounded: bool):
         def known(states: torch.Tensor, i: int = i) -> torch.Tensor:
             return (states - seen.mean[i]) / (seen.variance[i] + 1e-8).sqrt()
 
-        one = icnn.Max(*slow[2 * i : 2 * i + 2]).double()
-        f = agent.targets.at(seen(batch.next_states))
-        start = torch.zeros(AGENTS, BATCH, ACTION).double()
-        best = greedy(f, start, rules.target_steps, rules)[i]
+        pair = [energy.double() for energy in slow[2 * i : 2 * i + 2]]
+        one, halves = icnn.Max(*pair), known(batch.next_states[i]).chunk(2)
+        best = torch.cat([
+            greedy(Alone(energy, half), torch.zeros(len(half), ACTION).double(),
+                   rules.target_steps, rules)
+            for energy, half in zip(pair, halves, strict=True)
+        ])  # fmt: skip
         q = -one(known(batch.next_states[i]), best) + entropy * binary_entropy(best)
         goal = batch.rewards[i] / scale + batch.discounts[i] * q
         if bounded:
-            low, top = (float(r[i]) / scale / (1 - rules.gamma) for r in (seen.least, seen.most))
-            top += entropy * ACTION * np.log(2) / (1 - rules.gamma)
+            low, top = (float(r[i]) / scale / 0.9 for r in (seen.least, seen.most))
+            top += entropy * ACTION * np.log(2) / 0.9
             assert ((goal < low) | (goal > top)).any(), "or the test says nothing"
             goal = goal.clamp(low, top)
         expected, values = 0.0, []
@@ -284,7 +300,7 @@ def test_argmin_under_a_budget(solver: Any):
 def test_a_bundle_leaves_the_corners_of_a_budget():
     """It stayed in one, with a gap that was true and large."""
     torch.manual_seed(0)
-    f = Form((16,), (16, 16)).make(STATE, 6, 2).double().at(3 * drawn(1, 20, STATE))
+    f = Form((16, 16), (16, 16)).make(STATE, 6, 2).double().at(3 * drawn(1, 20, STATE))
     found = icnn.argmin(
         lambda x, y: 3 * f.worst(y[None])[0], None, Budget(1.0), entropy=0,
         solver=icnn.Bundle(tol=1e-3, max_steps=30), start=torch.zeros(20, 6).double(),
@@ -308,6 +324,8 @@ def test_bad_forms():
         Form(activation="elu")
     with pytest.raises(ValueError, match="`hidden` must have at least one width"):
         Form(hidden=())
+    with pytest.raises(ValueError, match="`state` must have as many widths as `hidden`, 1, got 2"):
+        Form(hidden=(8,))
     with pytest.raises(ValueError, match="`learning_starts` must be at least `n_steps`, 3"):
         Training(n_steps=3, learning_starts=2)
 

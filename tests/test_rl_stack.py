@@ -52,7 +52,7 @@ def test_agents_are_on_their_own(two: Any):
     "training",
     [
         TRAINING,
-        replace(TRAINING, form=Form((), (8,), "relu", norm=False, bowl=False), critics=1,
+        replace(TRAINING, form=Form((8,), (8,), "relu", norm=False, bowl=False), critics=1,
                 rules=Rules(entropy=0.3), standardised=False),
         replace(TRAINING, form=Quadratics((16,)), critics=1),
     ],
@@ -60,10 +60,10 @@ def test_agents_are_on_their_own(two: Any):
 )  # fmt: skip
 def test_tasks_of_other_sizes_in_one_stack(training: Training):
     agents = [("Hopper-v5", 3), ("Ant-v5", 4), ("Swimmer-v5", 5)]
-    mixed = Stack(agents, training, total=130, every=60)
+    mixed = Stack(agents, training, total=120, every=60)
     run([mixed])
     for i, agent in enumerate(agents):
-        alone = Stack([agent], training, total=130, every=60)
+        alone = Stack([agent], training, total=120, every=60)
         run([alone])
         torch.testing.assert_close(alone.memory.rest[0], mixed.memory.rest[i], atol=1e-4, rtol=1e-4)
         one, other = alone.one(0), mixed.one(i)
@@ -195,7 +195,7 @@ def test_n_steps_end_with_the_episode(n: int):
 def test_other_algorithms_in_stacks():
     for training in (
         Training(form=Quadratics((16,)), critics=1, batch_size=16, learning_starts=50),
-        Training(rules=Rules(entropy=1.0), form=Form((), (8,)), standardised=False, batch_size=16,
+        Training(rules=Rules(entropy=1.0), form=Form((8,), (8,)), standardised=False, batch_size=16,
                  learning_starts=50, gradient_steps=2),
     ):  # fmt: skip
         stack = stack_of([3], 120, training)

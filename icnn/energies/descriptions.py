@@ -27,7 +27,7 @@ Table = dict[type[nn.Module], str]
 # same names. `argument` knows those that are not plain numbers and words.
 ENERGIES: Table = {
     FICNN: "dim_y hidden dim_x activation positivity monotone",
-    PICNN: "dim_x dim_y hidden activation x_activation x_norm positivity monotone",
+    PICNN: "dim_x dim_y hidden activation x_activation x_norm positivity monotone x_hidden",
     ConvPICNN: "x_shape y_shape convs hidden activation x_activation x_norm positivity",
     Convexified: "module y_shape positivity",
     Score: "net",
@@ -37,7 +37,7 @@ ENERGIES: Table = {
     Max: "energies",
     Scale: "energy c",
 }
-LATER = {"monotone"}  # arguments that older files do not have
+LATER = {"monotone", "x_hidden"}  # arguments that older files do not have
 NETWORKS: Table = {
     nn.Sequential: "layers",
     nn.Linear: "in_features out_features bias",

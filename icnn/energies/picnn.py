@@ -28,6 +28,8 @@ class PICNN(LayeredEnergy, Constrained):
         dim_y: Length of `y`.
         hidden: Widths of the hidden layers, of the x-path and the y-path alike; one linear layer
             with a single unit follows them.
+        x_hidden: Widths of the x-path, as many, where they are others: gates and biases may need a
+            wider network than the convex part.
         activation: A convex, non-decreasing activation for the y-path: a name, or an
             `icnn.Activation`.
         x_activation: Any activation, for the x-path.
@@ -54,18 +56,25 @@ class PICNN(LayeredEnergy, Constrained):
         x_norm: str | None = None,
         positivity: str | None = "project",
         monotone: int | Sequence[int] | None = None,
+        x_hidden: Sequence[int] | None = None,
     ):
         super().__init__()
         self.dim_x = check_count("dim_x", dim_x)
         self.dim_y = check_count("dim_y", dim_y)
         self.y_shape = (self.dim_y,)
         self.hidden = check_widths("hidden", hidden)
+        self.x_hidden = None if x_hidden is None else check_widths("x_hidden", x_hidden)
+        if self.x_hidden is not None and len(self.x_hidden) != len(self.hidden):
+            raise ValueError(
+                f"`x_hidden` must have as many widths as `hidden`, {len(self.hidden)}, got "
+                f"{len(self.x_hidden)}"
+            )
         self.activation = convex_activation("activation", activation)
         self.x_activation = any_activation("x_activation", x_activation)
         self.x_norm = check_choice("x_norm", x_norm, list(NORMS))
         self.positivity = check_choice("positivity", positivity, list(POSITIVITY))
         self.monotone = check_monotone(monotone, self.dim_y, self.positivity)
-        u_widths = (self.dim_x, *self.hidden)
+        u_widths = (self.dim_x, *(self.x_hidden or self.hidden))
         self.x_path = nn.ModuleList(
             XLayer(self.x_activation, before, after, self.x_norm, first=i == 0)
             for i, (before, after) in enumerate(pairwise(u_widths))
@@ -112,6 +121,7 @@ class PICNN(LayeredEnergy, Constrained):
             f"activation={self.activation.name!r}, x_activation={self.x_activation.name!r}, "
             f"x_norm={self.x_norm!r}, positivity={self.positivity!r}"
             + ("" if self.monotone is None else f", monotone={self.monotone}")
+            + ("" if self.x_hidden is None else f", x_hidden={self.x_hidden}")
         )
 
 

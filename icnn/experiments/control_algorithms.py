@@ -26,41 +26,39 @@ RIVALS = ("SAC", "TD3", "DDPG")
 # What the paper's algorithm and ours do not share.
 IMPROVEMENTS = {
     "double": ("critics",),
-    "size": ("form.hidden",),
+    "size": ("form.state", "form.hidden"),
     "norm": ("form.norm",),
     "smooth": ("form.activation", "form.bowl"),
     "standard": ("standardised",),
     "bounded": ("rules.bounded",),
     "bare": ("rules.entropy",),
+    "n-steps": ("n_steps",),
+    "slow": ("slow",),
     "rates": ("learning_rate", "weight_decay", "tau"),
     "search": ("rules.steps", "rules.target_steps"),
     "noise": ("noise",),
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "entropy": {"rules.entropy": 0.1},
-    "decay": {"weight_decay": 1e-2},
-    "n-steps": {"n_steps": 3},
     "updates": {"gradient_steps": 2},
     "wide": {"form.hidden": (256, 256)},
-    "features": {"form.widths": (256, 256), "form.hidden": (64, 64)},
 }
 WHAT = {
     "double": "two critics, the lower Q",
-    "size": "128 units in each layer, not 200",
+    "size": "256 units along the state and 64 beside it, not 200",
     "norm": "layer norms along the state",
     "smooth": "softplus, and a square of the action",
     "standard": "states standardised, values in units of rewards",
     "bounded": "bounded targets",
     "bare": "no entropy",
-    "rates": "rates of learning",
+    "n-steps": "targets of three steps",
+    "slow": "slow copies act in tests",
+    "rates": "rates of learning, and of weight decay",
     "search": "a shorter search for actions",
     "noise": "more noise in exploration",
     "entropy": "an entropy of 0.1",
-    "decay": "weight decay of 0.01",
-    "n-steps": "targets of three steps",
     "updates": "two updates a step",
     "wide": "256 units in each layer",
-    "features": "gates of features, not of the state",
 }
 
 
@@ -96,13 +94,12 @@ ABLATION = {
 def training(task: str, algo: str, fast: bool) -> Training:
     """The settings of one of our algorithms in a task."""
     found = (OURS | ABLATION)[algo]
-    gamma = GAMMAS.get(task, found.rules.gamma)
-    found = replace(found, rules=replace(found.rules, gamma=gamma))
+    found = replace(found, gamma=GAMMAS.get(task, found.gamma))
     if not fast:
         return found
     form = found.form
     small = (
         Quadratics((16,)) if isinstance(form, Quadratics)
-        else replace(form, widths=(16,) * bool(form.widths), hidden=(8,))
+        else replace(form, state=(16,), hidden=(8,))
     )  # fmt: skip
     return replace(found, form=small, batch_size=16, learning_starts=100)

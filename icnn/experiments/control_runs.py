@@ -68,7 +68,7 @@ def together(
     kinds: dict[Any, list[Job]] = {}
     for job in jobs:
         # On a GPU fewer and larger stacks are faster, on a CPU it is as well not to compute zeros.
-        key = training(job.task, job.algo, fast), "" if device == "cuda" else job.task
+        key = training("", job.algo, fast), "" if device == "cuda" else job.task
         kinds.setdefault(key, []).append(job)
     groups, before = list(kinds.items()), 0
     for i in range(0, len(groups), SIDE[device]):
@@ -85,7 +85,8 @@ def side_by_side(
     stacks: list[tuple[Stack, list[Job], Path]] = []
     for (settings, _), mine in group:
         agents = [(f"{job.task}-v5", job.seed) for job in mine]
-        stack = Stack(agents, settings, mine[0].steps, mine[0].every, device, workers)
+        gammas = {f"{task}-v5": gamma for task, gamma in GAMMAS.items()}
+        stack = Stack(agents, settings, mine[0].steps, mine[0].every, device, workers, gammas)
         name = sha256(repr(agents).encode()).hexdigest()[:12]
         path = out / "unfinished" / f"{mine[0].algo}-{name}.pt"
         if path.exists():
@@ -118,8 +119,9 @@ def side_by_side(
             seconds = (time.perf_counter() - begun) / count
             for i, job in enumerate(mine):
                 kept = told(
-                    job, asdict(stack.training), stack.tests[i], final[i], seconds, stack.sizes[i]
-                )
+                    job, asdict(stack.own_training(i)), stack.tests[i], final[i], seconds,
+                    stack.sizes[i],
+                )  # fmt: skip
                 torch.save(stack.one(i), out / "agents" / f"{job}.pt")
                 report.store(str(job), kept, out)
             path.unlink(missing_ok=True)

@@ -38,6 +38,7 @@ class Seen(nn.Module):
         one = torch.zeros(agents, 1)
         wide = torch.zeros(agents, 1, dim_state)
         self.register_buffer("count", torch.zeros(agents, 1, 1))
+        self.register_buffer("length", torch.ones(agents, 1, 1), persistent=False)
         self.register_buffer("mean", wide)
         self.register_buffer("variance", wide + 1)
         for name in ("square", "least", "most"):
@@ -62,13 +63,13 @@ class Seen(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         if not self.used:
             return states
-        return ((states - self.mean) * (self.variance + 1e-8).rsqrt()).clamp(-FAR, FAR)
+        return ((states - self.mean) * (self.variance + 1e-8).rsqrt()).clamp(-FAR, FAR) * self.length
 
     @property
     def scale(self) -> Tensor:
         """The unit of values, `(agents, 1)`: the root of the mean square of rewards; 1 if none."""
         size = self.square.sqrt()
-        return torch.where((size > 0) & self.used, size, 1.0)
+        return torch.where((size > 0) & self.used, size * getattr(self, 'unit', 1.0), 1.0)
 
 
 class Agent(nn.Module):
@@ -78,21 +79,26 @@ class Agent(nn.Module):
         critics: Of all agents, one after another.
         agents: How many there are.
         standardised: Whether states are standardised, and values in units of rewards.
+        gamma: The discount, unless agents are given discounts of their own.
 
     Attributes:
         real: 1 for what belongs to the actions of an agent, 0 for what follows; `(agents, 1, n)`.
+        gamma: The discount of each, `(agents, 1)`.
     """
 
     real: Tensor
+    gamma: Tensor
 
     def __init__(
-        self, critics: Critics | QuadraticCritics, agents: int = 1, standardised: bool = True
-    ):
+        self, critics: Critics | QuadraticCritics, agents: int = 1, standardised: bool = True,
+        gamma: float = 0.99,
+    ):  # fmt: skip
         super().__init__()
         self.critics = critics
         self.targets = deepcopy(critics).requires_grad_(False)
         self.seen = Seen(agents, critics.dim_state, standardised)
         self.register_buffer("real", torch.ones(agents, 1, critics.dim_action), persistent=False)
+        self.register_buffer("gamma", torch.full((agents, 1), gamma), persistent=False)
 
     def at(self, states: Tensor, target: bool = False) -> CriticsAt | QuadraticsAt:
         """Critics at states as they come, `(agents, B, dim)`; or their slow copies."""
@@ -100,7 +106,7 @@ class Agent(nn.Module):
 
     def optimizer(self, rate: float, weight_decay: float, **options: Any) -> torch.optim.Optimizer:
         """AdamW; what is not a matrix does not decay: norms, open gates, the weight of bowls."""
-        matrices = ("encoder", "head", "wy", "wz", "layer")
+        matrices = ("head", "wy", "wz", "layer")
         named = list(self.critics.weights.items())
         groups = [
             {"params": [p for name, p in named if name.startswith(matrices) == decays],

@@ -1,12 +1,11 @@
 """Q-learning without an actor, as Stable-Baselines3 algorithms."""
 
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from stable_baselines3.common.base_class import maybe_make_env
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -39,7 +38,7 @@ class ICNNQ(OffPolicyAlgorithm):
         noise: The standard deviation of what is added to actions in training; the box is 2 wide.
         rules: How to learn and to look for actions, see `icnn.rl.Rules`.
         policy_kwargs: `form` of critics, see `icnn.rl.Form`; how many `critics`; whether states are
-            `standardised`; `weight_decay`.
+            `standardised`; whether their `slow` copies act when there is no noise; `weight_decay`.
 
     All other arguments are those of Stable-Baselines3's off-policy algorithms.
 
@@ -69,8 +68,8 @@ class ICNNQ(OffPolicyAlgorithm):
         action_noise: ActionNoise | None = None,
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
-        n_steps: int = 1,
-        noise: float = 0.3,
+        n_steps: int = 3,
+        noise: float = 0.2,
         rules: Rules | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
@@ -83,9 +82,7 @@ class ICNNQ(OffPolicyAlgorithm):
         env = maybe_make_env(env, verbose)
         if env is not None:  # as in `load`
             check_spaces(env.observation_space, env.action_space)
-        self.rules, self.noise = rules or Rules(gamma=gamma), noise
-        if self.rules.gamma not in (gamma, Rules().gamma):
-            raise ValueError(f"`gamma` must be that of `rules`, {self.rules.gamma}, got {gamma}")
+        self.rules, self.noise = rules or Rules(), noise
         self.domain: Domain | None = None
         super().__init__(
             policy, env, learning_rate, buffer_size, learning_starts, batch_size, tau, gamma,
@@ -98,12 +95,17 @@ class ICNNQ(OffPolicyAlgorithm):
             self._setup_model()
 
     def _setup_model(self) -> None:
+        if self.replay_buffer_class is NStepReplayBuffer:
+            # Of a model that was saved: made anew, with the discount and the steps of this one.
+            self.replay_buffer_class = None
+            for name in ("n_steps", "gamma"):
+                self.replay_buffer_kwargs.pop(name, None)
         super()._setup_model()
         # Not among `policy_kwargs`: `load` may be given others.
-        self.rules = replace(self.rules, gamma=self.gamma)
         policy = self.policy
         policy.rules, policy.noise, policy.domain = self.rules, self.noise, self.domain
         policy.agent.seen.settled = self.learning_starts
+        policy.agent.gamma.fill_(self.gamma)
 
     def constrain(self, domain: Domain | None) -> None:
         """From now on actions come from a part of the action space, in its units; `None`: all.

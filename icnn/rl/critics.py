@@ -5,8 +5,9 @@ the next. So one agent and fifty go through the same lines. `energies()` gives e
 library's own; what is computed here is what they compute, in fewer and larger steps.
 """
 
+import math
+from copy import copy
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,20 +17,9 @@ from torch import Tensor, nn
 from icnn.checks import check_choice
 from icnn.energies.activations import smooth_plus
 from icnn.energies.compose import Sum
-from icnn.energies.energy import Energy, EnergyAt
+from icnn.energies.energy import Energy
 from icnn.energies.picnn import PICNN, PartialLayer, XLayer
 from icnn.rl.parts import Parts
-
-
-class Encoded(Energy):
-    """An energy of features: `energy(encoder(x), y)`, convex in `y` as the energy is."""
-
-    def __init__(self, encoder: nn.Module, energy: Energy):
-        super().__init__()
-        self.encoder, self.energy, self.y_shape = encoder, energy, energy.y_shape
-
-    def at(self, x: Any) -> EnergyAt:
-        return self.energy.at(self.encoder(x))
 
 
 class Bowl(Energy):
@@ -49,17 +39,16 @@ class Form:
     """What a network looks like.
 
     Attributes:
-        widths: Of layers that make features of the state, for gates to be made of. Without any,
-            gates are made of the state itself, as in the paper.
-        hidden: Widths of what is convex in the action, and of the layers of the state beside it.
+        state: Widths of the layers of the state, of which gates and biases are made.
+        hidden: Widths of the layers that are convex in the action, as many.
         activation: "softplus" or "relu", of the convex part.
         norm: Whether each layer of the state has a norm: features do not grow with the state, and
             neither do gates made of them.
         bowl: Whether a square of the action is added, with a learned weight.
     """
 
-    widths: tuple[int, ...] = ()
-    hidden: tuple[int, ...] = (128, 128)
+    state: tuple[int, ...] = (256, 256)
+    hidden: tuple[int, ...] = (64, 64)
     activation: str = "softplus"
     norm: bool = True
     bowl: bool = True
@@ -68,6 +57,11 @@ class Form:
         check_choice("activation", self.activation, ["softplus", "relu"])
         if not self.hidden:
             raise ValueError("`hidden` must have at least one width, got none")
+        if len(self.state) != len(self.hidden):
+            raise ValueError(
+                f"`state` must have as many widths as `hidden`, {len(self.hidden)}, got "
+                f"{len(self.state)}"
+            )
 
     def make(self, dim_state: int, dim_action: int, count: int) -> "Critics":
         """Several networks, as one."""
@@ -75,26 +69,20 @@ class Form:
 
     def energy(self, dim_state: int, dim_action: int) -> Energy:
         """One network, with new weights."""
-        parts: list[nn.Module] = []
-        for before, after in pairwise((dim_state, *self.widths)):
-            parts += [nn.Linear(before, after)]
-            parts += [nn.LayerNorm(after), nn.ReLU()] if self.norm else [nn.ReLU()]
-        convex: Energy = PICNN(
-            (dim_state, *self.widths)[-1], dim_action, self.hidden, activation=self.activation,
-            x_norm="layer" if self.norm else None,
+        convex = PICNN(
+            dim_state, dim_action, self.hidden, activation=self.activation,
+            x_norm="layer" if self.norm else None, x_hidden=self.state,
         )  # fmt: skip
-        return Encoded(
-            nn.Sequential(*parts), Sum(convex, Bowl(dim_action)) if self.bowl else convex
-        )
+        return Sum(convex, Bowl(dim_action)) if self.bowl else convex
 
 
-PAPER_FORM = Form((), (200, 200), "relu", norm=False, bowl=False)
+PAPER_FORM = Form((200, 200), (200, 200), "relu", norm=False, bowl=False)
 
 
 class Critics(nn.Module):
     """Networks of one form.
 
-        u_0 = features(s),    u_{i+1} = relu(norm(V_i u_i))
+        u_0 = s,    u_{i+1} = relu(norm(V_i u_i))
         z_{i+1} = g(Wz_i (z_i * [gate_i(u_i)]_+) + Wy_i (a * gate_i'(u_i)) + W_i u_i + b_i)
 
     `V_i`, the gates and `W_i` are one matrix, a head of `u_i`.
@@ -158,18 +146,13 @@ class CriticsAt:
         self.form, self.shape = form, (agents, networks // agents)
         self.act = smooth_plus if form.activation == "softplus" else F.relu
         u = self.spread(states)
-        for i in range(len(form.widths)):
-            u = torch.baddbmm(weights[f"bias_e{i}"], u, weights[f"encoder{i}"])
-            if form.norm:
-                u = normalised(u, weights[f"scale_e{i}"], weights[f"shift_e{i}"])
-            u = u.relu()
         n, depth = weights["wy0"].shape[1], len(form.hidden)
         self.layers: list[tuple[Any, ...]] = []
         below = 0
         for i in range(depth + 1):
             width = form.hidden[i] if i < depth else 1
             out = torch.baddbmm(weights[f"bias{i}"], u, weights[f"head{i}"])
-            next_u = width if i < depth else 0
+            next_u = form.state[i] if i < depth else 0
             v, bias, gate_y, gate_z = out.split([next_u, width, n, below], dim=2)
             if i < depth:
                 if form.norm:
@@ -182,6 +165,24 @@ class CriticsAt:
         wy, self.bias, gate_y, wz, gate_z = self.layers.pop()
         self.slope_y, self.slope_z = gate_y * wy.mT, gate_z * wz.mT
         self.bowl = weights["bowl"].exp() if form.bowl else None
+
+    def apart(self) -> "CriticsAt":
+        """Each network at its own share of the states, as if it were an agent by itself."""
+        own = copy(self)
+        own.shape = (math.prod(self.shape), 1)
+        own.layers = [
+            (wy, self.share(bias), self.share(gate_y), wz,
+             None if gate_z is None else self.share(gate_z))
+            for wy, bias, gate_y, wz, gate_z in self.layers
+        ]  # fmt: skip
+        own.bias, own.slope_y, own.slope_z = (
+            self.share(t) for t in (self.bias, self.slope_y, self.slope_z)
+        )
+        return own
+
+    def share(self, tensor: Tensor) -> Tensor:
+        """`(networks, B, k) -> (networks, B / critics, k)`: the first has the first states, ..."""
+        return shared(tensor.unflatten(0, self.shape))
 
     def spread(self, tensor: Tensor) -> Tensor:
         """What an agent has, for each of its networks: `(agents, B, k) -> (networks, B, k)`."""
@@ -208,34 +209,52 @@ class CriticsAt:
         """The largest energy of each agent's networks, `(agents, B)`: the least `Q`."""
         return self.values(actions).amax(dim=1)
 
+    @torch.no_grad()
     def slope(self, actions: Tensor) -> Tensor:
         """The gradient of `worst`, `(agents, B, n)`."""
-        return self.both(actions)[1]
+        return self._back(actions)[0] if self.shape[1] == 1 else self.both(actions)[1]
 
     @torch.no_grad()
     def both(self, actions: Tensor) -> tuple[Tensor, Tensor]:
         """`worst` and its gradient, without a graph."""
-        a, z = self.spread(actions), actions
-        slopes: list[Tensor] = []
+        a = self.spread(actions)
+        gradient, last = self._back(a)
+        return worst(
+            *(t.unflatten(0, self.shape) for t in (self._total(a, self.act(last)), gradient))
+        )
+
+    def _back(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of each network, and what its last layer adds up to."""
+        sums: list[Tensor] = []
         for wy, bias, gate_y, wz, gate_z in self.layers:
             total = torch.baddbmm(bias, a * gate_y, wy)
             if wz is not None:
-                total = torch.baddbmm(total, z * gate_z, wz)
-            slopes.append(total.sigmoid() if self.act is smooth_plus else (total > 0).to(a.dtype))
-            z = self.act(total)
+                total = torch.baddbmm(total, self.act(sums[-1]) * gate_z, wz)
+            sums.append(total)
         gradient = self.slope_y if self.bowl is None else torch.addcmul(self.slope_y, self.bowl, a)
         back = self.slope_z
-        for layer, slope in zip(reversed(self.layers), reversed(slopes), strict=True):
-            wy, _, gate_y, wz, gate_z = layer
-            back = back * slope
+        for (wy, _, gate_y, wz, gate_z), total in zip(
+            reversed(self.layers), reversed(sums), strict=True
+        ):
+            back = back * (total.sigmoid() if self.act is smooth_plus else (total > 0).to(a.dtype))
             gradient = torch.addcmul(gradient, back @ wy.mT, gate_y)
             if wz is not None:
                 back = back @ wz.mT * gate_z
-        each, slope = (t.unflatten(0, self.shape) for t in (self._total(a, z), gradient))
-        if self.shape[1] == 1:
-            return each[:, 0], slope[:, 0]
-        value, top = each.max(dim=1, keepdim=True)
-        return value[:, 0], slope.take_along_dim(top[..., None], dim=1)[:, 0]
+        return gradient, sums[-1]
+
+
+def worst(values: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of values `(agents, critics, B)`, and its slope."""
+    if values.shape[1] == 1:
+        return values[:, 0], slopes[:, 0]
+    value, top = values.max(dim=1, keepdim=True)
+    return value[:, 0], slopes.take_along_dim(top[..., None], dim=1)[:, 0]
+
+
+def shared(tensor: Tensor) -> Tensor:
+    """`(agents, critics, B, ...) -> (agents * critics, B / critics, ...)`."""
+    parts = tensor.unflatten(2, (tensor.shape[1], -1))
+    return parts.diagonal(dim1=1, dim2=2).movedim(-1, 1).flatten(end_dim=1)
 
 
 def normalised(u: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -245,13 +264,8 @@ def normalised(u: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 def places(energy: Energy) -> dict[str, list[Tensor]]:
     """Weights of one network that stand beside each other, by the names that they have here."""
-    assert isinstance(energy, Encoded)
     found: dict[str, list[Tensor]] = {}
-    for kind, names in ((nn.Linear, ("encoder", "bias_e")), (nn.LayerNorm, ("scale_e", "shift_e"))):
-        for i, layer in enumerate(m for m in energy.encoder.children() if isinstance(m, kind)):
-            for name, weight in zip(names, (layer.weight, layer.bias), strict=True):
-                found[f"{name}{i}"] = [weight]
-    inner: Any = energy.energy.energies[0] if isinstance(energy.energy, Sum) else energy.energy
+    inner: Any = energy.energies[0] if isinstance(energy, Sum) else energy
     below: list[Any] = [*inner.x_path, None]
     for i, (x_layer, layer) in enumerate(zip(below, inner.layers, strict=True)):
         assert isinstance(layer, PartialLayer)
@@ -265,8 +279,8 @@ def places(energy: Energy) -> dict[str, list[Tensor]]:
             found[f"wz{i}"] = [layer.wz.raw]
         if x_layer is not None and isinstance(x_layer.norm, nn.LayerNorm):
             found |= {f"scale{i}": [x_layer.norm.weight], f"shift{i}": [x_layer.norm.bias]}
-    if isinstance(energy.energy, Sum):
-        found["bowl"] = [energy.energy.energies[1].log_weight]  # pyright: ignore
+    if isinstance(energy, Sum):
+        found["bowl"] = [energy.energies[1].log_weight]  # pyright: ignore
     return found
 
 

@@ -24,7 +24,6 @@ class Rules:
     """How an agent learns.
 
     Attributes:
-        gamma: The discount.
         steps: To an action, from the middle of the box.
         target_steps: The same in targets.
         rate: The length of the first step, of a box from -1 to 1; later ones are shorter.
@@ -32,7 +31,6 @@ class Rules:
         bounded: Whether targets are kept within what rewards seen so far can sum up to.
     """
 
-    gamma: float = 0.99
     steps: int = 10
     target_steps: int = 6
     rate: float = 0.5
@@ -102,7 +100,13 @@ def td_loss(agent: Agent, batch: Batch, rules: Rules) -> tuple[Tensor, Tensor]:
     seen, soft = agent.seen, rules.entropy
     with torch.no_grad():
         f = agent.at(batch.next_states, target=True)
-        best = greedy(f, torch.zeros_like(batch.actions), rules.target_steps, rules)
+        # Each critic chooses for its share of the states, and the worst of all says what that is
+        # worth: one that chose by its own errors would believe them.
+        size = batch.actions.shape[1]
+        if size % f.shape[1]:
+            raise ValueError(f"`batch_size` must be a multiple of {f.shape[1]} critics, got {size}")
+        start = torch.zeros_like(batch.actions).view(math.prod(f.shape), -1, batch.actions.shape[2])
+        best = greedy(f.apart(), start, rules.target_steps, rules).view_as(batch.actions)
         value = -f.worst(best)
         if soft:
             value = value + soft * binary_entropy(best, agent.real)
@@ -110,7 +114,7 @@ def td_loss(agent: Agent, batch: Batch, rules: Rules) -> tuple[Tensor, Tensor]:
         if rules.bounded:
             # Entropies, of log 2 for each coordinate at most, are rewards as well.
             most = seen.most / seen.scale + soft * math.log(2) * agent.real.sum(dim=2)
-            low, top = (r / (1 - rules.gamma) for r in (seen.least / seen.scale, most))
+            low, top = (r / (1 - agent.gamma) for r in (seen.least / seen.scale, most))
             goal = torch.minimum(torch.maximum(goal, low), top)
     found = -agent.at(batch.states).values(batch.actions)
     if soft:
@@ -127,14 +131,18 @@ class Training:
     rules: Rules = field(default_factory=Rules)
     critics: int = 2
     standardised: bool = True
+    slow: bool = True
+    even: bool = False
+    unit: float = 1.0
+    gamma: float = 0.99
     learning_rate: float = 1e-3
-    weight_decay: float = 0.0
+    weight_decay: float = 1e-2
     tau: float = 0.01
     batch_size: int = 256
     learning_starts: int = 5000
     gradient_steps: int = 1
-    n_steps: int = 1
-    noise: float = 0.3
+    n_steps: int = 3
+    noise: float = 0.2
 
     def __post_init__(self):
         if self.learning_starts < self.n_steps:
@@ -145,16 +153,13 @@ class Training:
 
     def options(self) -> dict[str, Any]:
         """As arguments of `icnn.rl.ICNNQ`."""
-        of_policy = ("form", "critics", "standardised", "weight_decay")
+        of_policy = ("form", "critics", "standardised", "slow", "weight_decay")
         found = {name: value for name, value in vars(self).items() if name not in of_policy}
-        return found | {
-            "gamma": self.rules.gamma,
-            "policy_kwargs": {name: getattr(self, name) for name in of_policy},
-        }
+        return found | {"policy_kwargs": {name: getattr(self, name) for name in of_policy}}
 
 
 # Algorithm 3: one network, the entropy in loss and target, nothing standardised; rates of its code.
 PAPER = Training(
     form=PAPER_FORM, rules=Rules(entropy=1.0, bounded=False, steps=30, target_steps=30), critics=1,
-    standardised=False, learning_rate=1e-3, weight_decay=1e-3, tau=1e-3, noise=0.1,
+    standardised=False, slow=False, n_steps=1, learning_rate=1e-3, weight_decay=1e-3, tau=1e-3, noise=0.1,
 )  # fmt: skip

@@ -35,6 +35,8 @@ class GreedyPolicy(BasePolicy):
         form: What a critic looks like.
         critics: How many.
         standardised: Whether states are standardised by what was seen of them so far.
+        slow: Whether the slow copies of critics, which are means over the last of them, choose what
+            is done without noise; else the critics themselves do.
         weight_decay: Of the optimiser, AdamW.
         noise: The standard deviation of what is added to actions in training; the box is 2 wide.
         rules: How to look for an action.
@@ -46,14 +48,16 @@ class GreedyPolicy(BasePolicy):
     def __init__(
         self, observation_space: spaces.Space, action_space: spaces.Box, lr_schedule: Schedule,
         form: Form | Quadratics | None = None, critics: int = 2, standardised: bool = True,
-        weight_decay: float = 0.0, noise: float = 0.3, rules: Rules | None = None, **kwargs: Any,
+        slow: bool = True, weight_decay: float = 1e-2, noise: float = 0.2,
+        rules: Rules | None = None, **kwargs: Any,
     ):  # fmt: skip
         super().__init__(observation_space, action_space, squash_output=True, **kwargs)
         self.noise, self.rules, form = noise, rules or Rules(), form or Form()
         self.options = {
-            "form": form, "critics": critics, "standardised": standardised,
+            "form": form, "critics": critics, "standardised": standardised, "slow": slow,
             "weight_decay": weight_decay,
         }  # fmt: skip
+        self.slow = slow
         self.dims = spaces.flatdim(observation_space), spaces.flatdim(action_space)
         self.agent = Agent(form.make(*self.dims, critics), standardised=standardised)
         self.domain: Domain | None = None
@@ -86,7 +90,7 @@ class GreedyPolicy(BasePolicy):
         if domain is None or isinstance(domain, Box):
             bounds = self.bounds(domain)
             project = whole if domain is None else bounds.project
-            f = self.agent.at(states[None])
+            f = self.agent.at(states[None], target=self.slow and deterministic)
             action = greedy(f, bounds.center(start), rules.steps, rules, project)
             if not deterministic:
                 action = project(action + self.noise * torch.randn_like(action))
@@ -98,7 +102,7 @@ class GreedyPolicy(BasePolicy):
             return domain.project(y[0])[None]
 
         start = nearest(start + self.center)
-        f = InUnitsAt(self, states, rewards=False)
+        f = InUnitsAt(self, states, self.slow and deterministic, rewards=False)
         y = greedy(f, start, MORE * rules.steps, rules, nearest, joint=True)
         if not deterministic:
             y = nearest(y + self.noise * self.reach * torch.randn_like(y))
@@ -161,14 +165,14 @@ class InUnits(Energy):
         self.policy, self.rewards, self.y_shape = policy, rewards, (policy.dims[1],)
 
     def at(self, x: Tensor) -> EnergyAt:
-        return InUnitsAt(self.policy, x, self.rewards)
+        return InUnitsAt(self.policy, x, self.policy.slow, self.rewards)
 
 
 class InUnitsAt:
     """With all that depends on the state at hand."""
 
-    def __init__(self, policy: GreedyPolicy, states: Tensor, rewards: bool):
-        self.f, scale = policy.agent.at(states[None]), policy.agent.seen.scale
+    def __init__(self, policy: GreedyPolicy, states: Tensor, slow: bool, rewards: bool):
+        self.f, scale = policy.agent.at(states[None], target=slow), policy.agent.seen.scale
         self.center, self.reach = policy.center, policy.reach
         self.scale = scale if rewards else torch.ones_like(scale)
 

@@ -1,12 +1,13 @@
 """Normalized advantage functions (Gu et al., 2016): `-Q` is a quadratic of the action."""
 
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from icnn.rl.critics import normalised
+from icnn.rl.critics import normalised, shared, worst
 from icnn.rl.parts import Parts
 
 
@@ -80,6 +81,7 @@ class QuadraticsAt:
         factor = out.new_zeros(*out.shape[:-1], n * n)
         self.factor = factor.index_copy(-1, rows * n + columns, entries).unflatten(-1, (n, n))
         self.value, self.middle = value[..., 0], middle.tanh()
+        self.shape = self.value.shape[:2]
 
     def values(self, actions: Tensor) -> Tensor:
         """Energies of all networks."""
@@ -104,6 +106,12 @@ class QuadraticsAt:
         """`worst` and its gradient, without a graph."""
         away = (actions[:, None] - self.middle)[..., None, :] @ self.factor
         slope = (away @ self.factor.mT)[..., 0, :]
-        each = 0.5 * away.square().sum(dim=(-2, -1)) - self.value
-        value, top = each.max(dim=1, keepdim=True)
-        return value[:, 0], slope.take_along_dim(top[..., None], dim=1)[:, 0]
+        return worst(0.5 * away.square().sum(dim=(-2, -1)) - self.value, slope)
+
+    def apart(self) -> "QuadraticsAt":
+        """Each network at its own share of the states, as if it were an agent by itself."""
+        own = copy(self)
+        own.shape = torch.Size([self.shape.numel(), 1])
+        own.factor, own.middle = (shared(t)[:, None] for t in (self.factor, self.middle))
+        own.value = shared(self.value)[:, None]
+        return own

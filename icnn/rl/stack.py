@@ -4,9 +4,10 @@ Each agent has its own environment, memory and random numbers. What it does depe
 seed, and not on who else is in the stack (up to the rounding of larger products).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,7 +49,7 @@ class Memory(nn.Module):
             getattr(self, name).index_copy_(1, self.size, value[:, None])
         self.size.add_(1)
 
-    def sample(self, picks: Tensor, n_steps: int, gamma: float) -> Batch:
+    def sample(self, picks: Tensor, n_steps: int, gamma: Tensor | float) -> Batch:
         """Transitions of `n_steps`, or as many as there were, by numbers from 0 to 1."""
         rows, first = self.rows, (picks * (self.size - n_steps + 1)).long()
         going, reward = torch.ones_like(picks), torch.zeros_like(picks)
@@ -73,6 +74,7 @@ class Stack:
         agents: The task and the seed of each. States and actions of several tasks are made as long
             as the longest, by zeros.
         training: Settings, the same for all.
+        gammas: The discounts of tasks that have another one.
         total: Steps to be made, for which there is memory.
         every: Steps between two test episodes.
         device: Where networks are.
@@ -85,9 +87,11 @@ class Stack:
 
     def __init__(
         self, agents: Sequence[tuple[str, int]], training: Training, total: int = 100_000,
-        every: int = 1000, device: str = "cpu", workers: int = 0, **options: Any,
+        every: int = 1000, device: str = "cpu", workers: int = 0,
+        gammas: Mapping[str, float] | None = None, **options: Any,
     ):  # fmt: skip
         self.agents, self.training = list(agents), training
+        self.gammas = [(gammas or {}).get(task, training.gamma) for task, _ in agents]
         self.total, self.every, self.device = total, every, torch.device(device)
         self.count = count = len(self.agents)
         tasks, self.seeds = [task for task, _ in agents], [seed for _, seed in agents]
@@ -103,6 +107,10 @@ class Stack:
         critics.load_state_dict({k: torch.cat([m[k] for m in made]) for k in made[0]})
         agent = Agent(critics, count, training.standardised)
         agent.seen.settled = training.learning_starts
+        agent.seen.unit = training.unit
+        if training.even:
+            agent.seen.length.copy_(torch.tensor([min(1.0, 4 / S**0.5) for S, _ in self.sizes])[:, None, None])
+        agent.gamma.copy_(torch.tensor(self.gammas)[:, None])
         for i, (_, length) in enumerate(self.sizes):
             agent.real[i, :, length:] = 0
         self.agent = agent.to(self.device)
@@ -146,9 +154,10 @@ class Stack:
     @torch.no_grad()
     def _copy(self, half: int) -> None:
         """Make those who act what the agents are, the first half of them or the second."""
-        own, acting = (
-            [*a.critics.parameters(), *a.seen.buffers()] for a in (self.agent, self.acting)
-        )
+        slow = half and self.training.slow
+        own = [*(self.agent.targets if slow else self.agent.critics).parameters(),
+               *self.agent.seen.buffers()]  # fmt: skip
+        acting = [*self.acting.critics.parameters(), *self.acting.seen.buffers()]
         torch._foreach_copy_([a.chunk(2)[half] for a in acting], own)  # pyright: ignore
 
     @torch.no_grad()
@@ -162,7 +171,7 @@ class Stack:
     def _learn(self) -> None:
         """One step of all networks."""
         t = self.training
-        batch = self.memory.sample(self.picks, t.n_steps, t.rules.gamma)
+        batch = self.memory.sample(self.picks, t.n_steps, self.agent.gamma)
         loss, value = td_loss(self.agent, batch, t.rules)
         self.optimizer.zero_grad()
         loss.sum().backward()
@@ -319,7 +328,7 @@ class Stack:
     @property
     def settings(self) -> tuple[Any, ...]:
         """What a run is known by."""
-        return self.agents, self.training, self.total, self.every
+        return self.agents, self.training, self.gammas, self.total, self.every
 
     def _settle(self) -> None:
         """Wait for what is under way on a GPU: other streams do not."""
@@ -340,7 +349,11 @@ class Stack:
             seen[name] = seen[name][..., : sizes[0]].clone()
         own = self.training.form.make(*sizes, critics)
         state = all_fitted(state, self.agent.critics.parts, own.parts)
-        return {"agent": state | seen, "training": self.training, "sizes": sizes}
+        return {"agent": state | seen, "training": self.own_training(i), "sizes": sizes}
+
+    def own_training(self, i: int) -> Training:
+        """The settings of one agent."""
+        return replace(self.training, gamma=self.gammas[i])
 
     def restore(self, kept: dict[str, Any]) -> None:
         """Go on from there, as if nothing had happened."""

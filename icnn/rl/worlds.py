@@ -13,6 +13,8 @@ import numpy as np
 
 mujoco: Any = import_module("mujoco")  # its types are made as it is imported
 
+# A process that holds a GPU, or threads, must not be copied; a server that holds neither may be.
+START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 RESET = np.iinfo(np.int64).max  # in the place of a seed: go on with the stream that there is
 
 
@@ -141,7 +143,9 @@ class Worlds:
             one.env.close()
         self.memory = SharedMemory(create=True, size=size)
         self.moves = moves_in(self.memory.buf, self.count, self.wide)
-        context = multiprocessing.get_context("spawn")
+        context: Any = multiprocessing.get_context(START)
+        if START == "forkserver":
+            context.set_forkserver_preload([__name__])  # imported once, for all processes
         # In turn: those of one kind may rest while others move.
         workers = min(workers, self.count)
         self.parts = [np.arange(i, self.count, workers) for i in range(workers)]
