@@ -90,7 +90,7 @@ def test_hidden(wrong):
 
 
 def test_widths_of_the_x_path():
-    with pytest.raises(ValueError, match="`x_hidden` must have as many widths as `hidden`, 2, got 1"):
+    with pytest.raises(ValueError, match="`x_hidden` must have as many widths as `hidden`"):
         icnn.PICNN(2, 2, (8, 8), x_hidden=(8,))
     with pytest.raises(ValueError, match="`x_hidden` must be a non-empty sequence of widths"):
         icnn.PICNN(2, 2, (8, 8), x_hidden=())

@@ -66,7 +66,7 @@ def small(algorithm: Any, env: Any = None, **options: Any) -> ICNNQ:
 
 @pytest.fixture(scope="module", params=ALGORITHMS, ids=lambda a: a.__name__)
 def learned(request: pytest.FixtureRequest) -> ICNNQ:
-    return small(request.param).learn(1200)
+    return small(request.param).learn(2000)
 
 
 def test_identity_is_solved(learned: ICNNQ):
@@ -233,11 +233,12 @@ def test_a_budget_without_learning_anew(algorithm: Any):
 
 def test_loading_with_other_settings(learned: ICNNQ, tmp_path: Path):
     learned.save(tmp_path / "agent")
-    again = type(learned).load(tmp_path / "agent", gamma=0.9, noise=0.7)
+    again = type(learned).load(tmp_path / "agent", gamma=0.9, noise=0.7, n_steps=3)
     assert float(again.policy.agent.gamma) == pytest.approx(0.9)
     assert again.policy.noise == 0.7
     assert again.replay_buffer_kwargs == {"n_steps": 3, "gamma": 0.9}
-    assert type(learned).load(tmp_path / "agent", n_steps=1).replay_buffer_kwargs == {}
+    again.save(tmp_path / "other")
+    assert type(learned).load(tmp_path / "other", n_steps=1).replay_buffer_kwargs == {}
     same = type(learned).load(
         tmp_path / "agent", policy_kwargs=SMALL[type(learned)]["policy_kwargs"]
     )

@@ -188,6 +188,32 @@ def test_the_loss_is_that_of_the_formula(entropy: float, bounded: bool):
         torch.testing.assert_close(value[i], torch.stack(values).mean().detach() * scale)
 
 
+@pytest.mark.parametrize("form", [Form((16, 12), (8, 6)), Quadratics((16,))], ids=str)
+def test_networks_apart_have_shares_of_the_states(form: Any):
+    torch.manual_seed(0)
+    f = form.make(STATE, ACTION, AGENTS * CRITICS).double().at(drawn(AGENTS, BATCH, STATE))
+    actions = drawn(AGENTS, BATCH, ACTION)
+    each = f.values(actions).unflatten(2, (CRITICS, -1))
+    apart = f.apart()
+    own = actions.reshape(AGENTS * CRITICS, -1, ACTION)
+    expected = torch.stack([each[:, k, k] for k in range(CRITICS)], dim=1).flatten(end_dim=1)
+    torch.testing.assert_close(apart.values(own)[:, 0], expected)
+    torch.testing.assert_close(apart.both(own)[0], expected)
+    torch.testing.assert_close(apart.slope(own), apart.both(own)[1])
+    with pytest.raises(ValueError, match="`batch_size` must be a multiple of 2 critics, got 7"):
+        td_loss(agent_of(), Batch(*(part[:, :7] for part in batch_of())), Rules())
+
+
+def test_long_states_are_as_long_as_others():
+    torch.manual_seed(0)
+    for dim in (4, 16, 100):
+        states = 3 + 2 * torch.randn(1, 5000, dim)
+        seen = Seen(1, dim)
+        seen.add(states, torch.ones(1, 5000))
+        squares = seen(states).square().sum(dim=2).mean()
+        assert float(squares) == pytest.approx(min(dim, 16), rel=1e-3)
+
+
 def test_agents_in_a_stack_are_on_their_own():
     torch.manual_seed(0)
     agent, batch = agent_of(), batch_of()

@@ -10,8 +10,9 @@ Where it differs from the paper:
 2. The paper's ICNN is its Algorithm 3 with the entropy in loss and target alike, 30 projected Adam
    steps, and targets that are not clipped; batches of 256, exploration by normal noise of 0.1 and
    5,000 random steps at the beginning are ours.
-3. ICNNQ has two networks with layer norms along the state, standardised states, bounded targets,
-   no entropy: see `icnn.rl`.
+3. ICNNQ has two networks with layer norms along the state, each of which chooses actions in half of
+   the targets, standardised states, bounded targets, no entropy; in tests slow copies act: see
+   `icnn.rl`.
 4. A swimmer's discount is 0.9999, for all algorithms; 0.99 elsewhere.
 5. Algorithms of Stable-Baselines3 are as they come; TD3 and DDPG have the noise of its documents.
 """

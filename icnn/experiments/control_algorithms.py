@@ -32,7 +32,6 @@ IMPROVEMENTS = {
     "standard": ("standardised",),
     "bounded": ("rules.bounded",),
     "bare": ("rules.entropy",),
-    "n-steps": ("n_steps",),
     "slow": ("slow",),
     "rates": ("learning_rate", "weight_decay", "tau"),
     "search": ("rules.steps", "rules.target_steps"),
@@ -40,25 +39,26 @@ IMPROVEMENTS = {
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "entropy": {"rules.entropy": 0.1},
+    "n-steps": {"n_steps": 3},
     "updates": {"gradient_steps": 2},
     "wide": {"form.hidden": (256, 256)},
 }
 WHAT = {
     "double": "two critics, the lower Q",
-    "size": "256 units along the state and 64 beside it, not 200",
+    "size": "256 units along the state and 128 convex ones, not 200",
     "norm": "layer norms along the state",
     "smooth": "softplus, and a square of the action",
     "standard": "states standardised, values in units of rewards",
     "bounded": "bounded targets",
     "bare": "no entropy",
-    "n-steps": "targets of three steps",
     "slow": "slow copies act in tests",
     "rates": "rates of learning, and of weight decay",
     "search": "a shorter search for actions",
     "noise": "more noise in exploration",
     "entropy": "an entropy of 0.1",
+    "n-steps": "targets of three steps",
     "updates": "two updates a step",
-    "wide": "256 units in each layer",
+    "wide": "256 convex units as well",
 }
 
 

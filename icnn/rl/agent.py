@@ -23,9 +23,11 @@ class Seen(nn.Module):
     Attributes:
         settled: Of how many rewards the size is the unit of values. A unit that grew while agents
             learn would act as a larger discount: they learn once it is settled.
+        length: What states are multiplied by, so that long ones are not learned faster.
     """
 
     count: Tensor
+    length: Tensor
     mean: Tensor
     variance: Tensor
     square: Tensor
@@ -38,7 +40,8 @@ class Seen(nn.Module):
         one = torch.zeros(agents, 1)
         wide = torch.zeros(agents, 1, dim_state)
         self.register_buffer("count", torch.zeros(agents, 1, 1))
-        self.register_buffer("length", torch.ones(agents, 1, 1), persistent=False)
+        length = torch.full((agents, 1, 1), shortened(dim_state))
+        self.register_buffer("length", length, persistent=False)
         self.register_buffer("mean", wide)
         self.register_buffer("variance", wide + 1)
         for name in ("square", "least", "most"):
@@ -63,13 +66,22 @@ class Seen(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         if not self.used:
             return states
-        return ((states - self.mean) * (self.variance + 1e-8).rsqrt()).clamp(-FAR, FAR) * self.length
+        away = ((states - self.mean) * (self.variance + 1e-8).rsqrt()).clamp(-FAR, FAR)
+        return self.length * away
 
     @property
     def scale(self) -> Tensor:
         """The unit of values, `(agents, 1)`: the root of the mean square of rewards; 1 if none."""
         size = self.square.sqrt()
-        return torch.where((size > 0) & self.used, size * getattr(self, 'unit', 1.0), 1.0)
+        return torch.where((size > 0) & self.used, size, 1.0)
+
+
+def shortened(dim: int) -> float:
+    """`1`, or what makes a standardised state of many coordinates as long as one of sixteen.
+
+    A step of Adam moves each weight by the same; so a unit moves by the sum of its inputs.
+    """
+    return min(1.0, 4 / dim**0.5)
 
 
 class Agent(nn.Module):

@@ -68,7 +68,7 @@ class ICNNQ(OffPolicyAlgorithm):
         action_noise: ActionNoise | None = None,
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
-        n_steps: int = 3,
+        n_steps: int = 1,
         noise: float = 0.2,
         rules: Rules | None = None,
         stats_window_size: int = 100,
@@ -95,8 +95,8 @@ class ICNNQ(OffPolicyAlgorithm):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        if self.replay_buffer_class is NStepReplayBuffer:
-            # Of a model that was saved: made anew, with the discount and the steps of this one.
+        if self.replay_buffer_class in (ReplayBuffer, NStepReplayBuffer):
+            # Of a model that was saved: chosen anew, for the discount and the steps of this one.
             self.replay_buffer_class = None
             for name in ("n_steps", "gamma"):
                 self.replay_buffer_kwargs.pop(name, None)

@@ -48,7 +48,7 @@ class Form:
     """
 
     state: tuple[int, ...] = (256, 256)
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[int, ...] = (128, 128)
     activation: str = "softplus"
     norm: bool = True
     bowl: bool = True

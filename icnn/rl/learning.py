@@ -132,8 +132,6 @@ class Training:
     critics: int = 2
     standardised: bool = True
     slow: bool = True
-    even: bool = False
-    unit: float = 1.0
     gamma: float = 0.99
     learning_rate: float = 1e-3
     weight_decay: float = 1e-2
@@ -141,7 +139,7 @@ class Training:
     batch_size: int = 256
     learning_starts: int = 5000
     gradient_steps: int = 1
-    n_steps: int = 3
+    n_steps: int = 1
     noise: float = 0.2
 
     def __post_init__(self):
@@ -161,5 +159,5 @@ class Training:
 # Algorithm 3: one network, the entropy in loss and target, nothing standardised; rates of its code.
 PAPER = Training(
     form=PAPER_FORM, rules=Rules(entropy=1.0, bounded=False, steps=30, target_steps=30), critics=1,
-    standardised=False, slow=False, n_steps=1, learning_rate=1e-3, weight_decay=1e-3, tau=1e-3, noise=0.1,
+    standardised=False, slow=False, learning_rate=1e-3, weight_decay=1e-3, tau=1e-3, noise=0.1,
 )  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from icnn.rl.agent import Agent
+from icnn.rl.agent import Agent, shortened
 from icnn.rl.learning import Batch, Training, greedy, td_loss
 from icnn.rl.parts import all_fitted
 from icnn.rl.worlds import Moves, Worlds
@@ -107,9 +107,7 @@ class Stack:
         critics.load_state_dict({k: torch.cat([m[k] for m in made]) for k in made[0]})
         agent = Agent(critics, count, training.standardised)
         agent.seen.settled = training.learning_starts
-        agent.seen.unit = training.unit
-        if training.even:
-            agent.seen.length.copy_(torch.tensor([min(1.0, 4 / S**0.5) for S, _ in self.sizes])[:, None, None])
+        agent.seen.length.copy_(torch.tensor([shortened(S) for S, _ in self.sizes])[:, None, None])
         agent.gamma.copy_(torch.tensor(self.gammas)[:, None])
         for i, (_, length) in enumerate(self.sizes):
             agent.real[i, :, length:] = 0
