@@ -202,8 +202,10 @@ class CriticsAt:
         return self._total(a, z).unflatten(0, self.shape)
 
     def _total(self, a: Tensor, z: Any) -> Tensor:
-        value = (z * self.slope_z).sum(dim=2) + (a * self.slope_y).sum(dim=2) + self.bias[..., 0]
-        return value if self.bowl is None else value + 0.5 * (self.bowl * a * a).sum(dim=2)
+        slope = self.slope_y
+        if self.bowl is not None:
+            slope = torch.addcmul(slope, self.bowl, a, value=0.5)
+        return (z * self.slope_z).sum(dim=2) + (a * slope).sum(dim=2) + self.bias[..., 0]
 
     def worst(self, actions: Tensor) -> Tensor:
         """The largest energy of each agent's networks, `(agents, B)`: the least `Q`."""
@@ -237,9 +239,9 @@ class CriticsAt:
             reversed(self.layers), reversed(sums), strict=True
         ):
             back = back * (total.sigmoid() if self.act is smooth_plus else (total > 0).to(a.dtype))
-            gradient = torch.addcmul(gradient, back @ wy.mT, gate_y)
+            gradient = torch.addcmul(gradient, torch.bmm(back, wy.mT), gate_y)
             if wz is not None:
-                back = back @ wz.mT * gate_z
+                back = torch.bmm(back, wz.mT) * gate_z
         return gradient, sums[-1]
 
 

@@ -32,7 +32,7 @@ class Rules:
     """
 
     steps: int = 10
-    target_steps: int = 6
+    target_steps: int = 4
     rate: float = 0.5
     entropy: float = 0.0
     bounded: bool = True
