@@ -1,7 +1,7 @@
 """How fast `icnn.rl.ICNNQ` learns: environment steps a second.
 
-On one thread, beside Stable-Baselines3's SAC, interleaved, each with its defaults, and with layers
-as wide as SAC's. The ratio is of medians.
+On one thread, beside Stable-Baselines3's SAC, interleaved, each with its defaults, and with convex
+layers that are as wide as SAC's. The ratio is of medians.
 
 With `--stacks`, many agents in one process, as in `icnn reproduce control`, on a GPU if there is
 one: how long 100,000 steps of all of them take, from the median over parts of a run; capture of

@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3 import SAC
+from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -143,6 +144,29 @@ def test_checkpoints_keep_what_normalisation_has_learned(tmp_path: Path):
     for a, b in zip(whole.policy.state_dict().values(), again.policy.state_dict().values(),
                     strict=True):  # fmt: skip
         assert torch.equal(a, b)
+
+
+def test_two_quadratics_learn():
+    options = SMALL[NAF]["policy_kwargs"] | {"critics": 2}
+    model = small(NAF, policy_kwargs=options).learn(130)
+    assert all(bool(p.isfinite().all()) for p in model.policy.parameters())
+
+
+def test_a_buffer_of_your_own_stays():
+    given = {"n_steps": 3, "gamma": 0.5}
+    model = small(ICNNQ, replay_buffer_class=NStepReplayBuffer, replay_buffer_kwargs=given)
+    assert isinstance(model.replay_buffer, NStepReplayBuffer)
+    assert model.replay_buffer.n_steps == 3
+    assert given == {"n_steps": 3, "gamma": 0.5}
+
+
+def test_settings_that_do_not_fit_are_refused_at_the_door():
+    options = SMALL[ICNNQ]["policy_kwargs"] | {"critics": 3}
+    with pytest.raises(ValueError, match="`batch_size` must be a multiple of 3 critics, got 64"):
+        small(ICNNQ, policy_kwargs=options)
+    with pytest.raises(ValueError, match="`gamma` must be below 1 for targets that are bounded"):
+        small(ICNNQ, gamma=1.0)
+    small(ICNNQ, gamma=1.0, rules=Rules(bounded=False))
 
 
 def test_checkpoints_of_several_environments_are_refused(tmp_path: Path):

@@ -5,14 +5,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from stable_baselines3.common.base_class import maybe_make_env
-from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 
 from icnn.energies.energy import Energy
-from icnn.rl.learning import Batch, Rules, td_loss
+from icnn.rl.learning import Batch, Rules, check_batch_size, td_loss
 from icnn.rl.policy import (
     GreedyPolicy,
     InUnits,
@@ -84,6 +84,7 @@ class ICNNQ(OffPolicyAlgorithm):
             check_spaces(env.observation_space, env.action_space)
         self.rules, self.noise = rules or Rules(), noise
         self.domain: Domain | None = None
+        self.own_buffer = replay_buffer_class is None
         super().__init__(
             policy, env, learning_rate, buffer_size, learning_starts, batch_size, tau, gamma,
             train_freq, gradient_steps, action_noise, replay_buffer_class, replay_buffer_kwargs,
@@ -95,12 +96,20 @@ class ICNNQ(OffPolicyAlgorithm):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        if self.replay_buffer_class in (ReplayBuffer, NStepReplayBuffer):
-            # Of a model that was saved: chosen anew, for the discount and the steps of this one.
+        if self.own_buffer:
+            # A model that was saved has its class: chosen anew, for discount and steps of this one.
             self.replay_buffer_class = None
-            for name in ("n_steps", "gamma"):
-                self.replay_buffer_kwargs.pop(name, None)
+            self.replay_buffer_kwargs = {
+                name: value for name, value in self.replay_buffer_kwargs.items()
+                if name not in ("n_steps", "gamma")
+            }  # fmt: skip
         super()._setup_model()
+        check_batch_size(self.batch_size, self.policy.options["critics"])
+        if self.rules.bounded and self.gamma >= 1:
+            raise ValueError(
+                f"`gamma` must be below 1 for targets that are bounded, got {self.gamma}: pass "
+                "`rules=icnn.rl.Rules(bounded=False)`"
+            )
         # Not among `policy_kwargs`: `load` may be given others.
         policy = self.policy
         policy.rules, policy.noise, policy.domain = self.rules, self.noise, self.domain
@@ -118,13 +127,19 @@ class ICNNQ(OffPolicyAlgorithm):
         self.domain = self.policy.domain = domain
 
     def solve(self, observation: np.ndarray, solver: Solver | None = None) -> Solution:
-        """The best actions, minus their `Q`, and how far from optimal they can be at most."""
+        """The best actions, minus their `Q`, and how far from optimal they can be at most.
+
+        By the critics that `predict` takes without noise: the slow copies, unless `slow` is off.
+        """
         states, _ = self.policy.obs_to_tensor(observation)
         return self.policy.solve(flat(states), solver)
 
     @property
     def energy(self) -> Energy:
-        """`-Q(s, a)` of observations and actions as the environment has them: convex in `a`."""
+        """`-Q(s, a)` of observations and actions as the environment has them: convex in `a`.
+
+        By the critics of `solve`, as they are at each call.
+        """
         return InUnits(self.policy)
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:

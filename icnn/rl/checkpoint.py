@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from stable_baselines3.common.base_class import maybe_make_env
+from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
@@ -83,6 +84,9 @@ def resume(algorithm: type[OffPolicyAlgorithm], path: str | Path, env: Any, **op
     model: Any = algorithm.load(io.BytesIO(kept["model"]), env=env, force_reset=False, **options)
     model.replay_buffer = kept["replay_buffer"]
     model.replay_buffer.device = model.device
+    if isinstance(model.replay_buffer, NStepReplayBuffer):
+        # Transitions are those of single steps: sums of them are made when they are drawn.
+        model.replay_buffer.n_steps, model.replay_buffer.gamma = model.n_steps, model.gamma
     for name, value in pickle.loads(kept["normalised"]).items():
         setattr(model.get_vec_normalize_env(), name, value)
     begin(model)

@@ -102,11 +102,10 @@ def td_loss(agent: Agent, batch: Batch, rules: Rules) -> tuple[Tensor, Tensor]:
         f = agent.at(batch.next_states, target=True)
         # Each critic chooses for its share of the states, and the worst of all says what that is
         # worth: one that chose by its own errors would believe them.
-        size = batch.actions.shape[1]
-        if size % f.shape[1]:
-            raise ValueError(f"`batch_size` must be a multiple of {f.shape[1]} critics, got {size}")
+        check_batch_size(batch.actions.shape[1], f.shape[1])
         start = torch.zeros_like(batch.actions).view(math.prod(f.shape), -1, batch.actions.shape[2])
-        best = greedy(f.apart(), start, rules.target_steps, rules).view_as(batch.actions)
+        best = greedy(f.apart(), start, rules.target_steps, rules)
+        best = best.reshape(batch.actions.shape)
         value = -f.worst(best)
         if soft:
             value = value + soft * binary_entropy(best, agent.real)
@@ -121,6 +120,12 @@ def td_loss(agent: Agent, batch: Batch, rules: Rules) -> tuple[Tensor, Tensor]:
         found = found + soft * binary_entropy(batch.actions, agent.real)[:, None]
     loss = (found - goal[:, None]).square().mean(dim=2).sum(dim=1)
     return loss, found.detach().mean(dim=(1, 2)) * seen.scale[:, 0]
+
+
+def check_batch_size(size: int, critics: int) -> None:
+    """Each critic has a share of the batch."""
+    if size % critics:
+        raise ValueError(f"`batch_size` must be a multiple of {critics} critics, got {size}")
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,7 @@ class Training:
     noise: float = 0.2
 
     def __post_init__(self):
+        check_batch_size(self.batch_size, self.critics)
         if self.learning_starts < self.n_steps:
             raise ValueError(
                 f"`learning_starts` must be at least `n_steps`, {self.n_steps}, got "

@@ -33,7 +33,7 @@ class GreedyPolicy(BasePolicy):
         action_space: A bounded `Box`.
         lr_schedule: As everywhere in Stable-Baselines3.
         form: What a critic looks like.
-        critics: How many.
+        critics: How many; the size of batches must be a multiple of it.
         standardised: Whether states are standardised by what was seen of them so far.
         slow: Whether the slow copies of critics, which are means over the last of them, choose what
             is done without noise; else the critics themselves do.

@@ -74,11 +74,11 @@ class Stack:
         agents: The task and the seed of each. States and actions of several tasks are made as long
             as the longest, by zeros.
         training: Settings, the same for all.
-        gammas: The discounts of tasks that have another one.
         total: Steps to be made, for which there is memory.
         every: Steps between two test episodes.
         device: Where networks are.
         workers: Processes for environments; 0 for this one.
+        gammas: The discounts of tasks that have another one than the settings.
         options: For `gymnasium.make`.
 
     Attributes:
@@ -112,7 +112,7 @@ class Stack:
         for i, (_, length) in enumerate(self.sizes):
             agent.real[i, :, length:] = 0
         self.agent = agent.to(self.device)
-        # Those who act: the agents as they are now, then as they were when a test began.
+        # Those who act: the agents as they are now, then those under test, as it began.
         self.acting = deepcopy(agent).requires_grad_(False)
         for tensor in (*self.acting.parameters(), *self.acting.buffers()):
             tensor.data = torch.cat([tensor, tensor])
@@ -151,7 +151,7 @@ class Stack:
 
     @torch.no_grad()
     def _copy(self, half: int) -> None:
-        """Make those who act what the agents are, the first half of them or the second."""
+        """Make those who act what the agents are now; those under test may be the slow copies."""
         slow = half and self.training.slow
         own = [*(self.agent.targets if slow else self.agent.critics).parameters(),
                *self.agent.seen.buffers()]  # fmt: skip
