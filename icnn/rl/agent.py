@@ -91,26 +91,24 @@ class Agent(nn.Module):
         critics: Of all agents, one after another.
         agents: How many there are.
         standardised: Whether states are standardised, and values in units of rewards.
-        gamma: The discount, unless agents are given discounts of their own.
 
     Attributes:
         real: 1 for what belongs to the actions of an agent, 0 for what follows; `(agents, 1, n)`.
-        gamma: The discount of each, `(agents, 1)`.
+        gamma: The discount of each, `(agents, 1)`; whoever makes agents sets it.
     """
 
     real: Tensor
     gamma: Tensor
 
     def __init__(
-        self, critics: Critics | QuadraticCritics, agents: int = 1, standardised: bool = True,
-        gamma: float = 0.99,
-    ):  # fmt: skip
+        self, critics: Critics | QuadraticCritics, agents: int = 1, standardised: bool = True
+    ):
         super().__init__()
         self.critics = critics
         self.targets = deepcopy(critics).requires_grad_(False)
         self.seen = Seen(agents, critics.dim_state, standardised)
         self.register_buffer("real", torch.ones(agents, 1, critics.dim_action), persistent=False)
-        self.register_buffer("gamma", torch.full((agents, 1), gamma), persistent=False)
+        self.register_buffer("gamma", torch.full((agents, 1), 0.99), persistent=False)
 
     def at(self, states: Tensor, target: bool = False) -> CriticsAt | QuadraticsAt:
         """Critics at states as they come, `(agents, B, dim)`; or their slow copies."""
