@@ -18,6 +18,8 @@ Where it differs from the paper:
 """
 
 import json
+import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,8 +103,6 @@ def run(settings: Settings) -> dict[str, Any]:
     runs = all_runs(settings, jobs[0])
     told = numbers(settings, runs)
     pictures = [drawn(settings.out, runs)]
-    if settings.film:
-        console.print(f"Look at [bold]{filmed(settings, runs)}[/]")
     tables = {
         "Mean return of ten test episodes at the end; mean and spread over seeds.": told["rows"],
         "The maximum over all test episodes, as in the paper.": told["maxima"],
@@ -117,6 +117,8 @@ def run(settings: Settings) -> dict[str, Any]:
             print(report.table(rows))
     paths = report.publish("control", "Control", told, parts, settings.out, reading=False)
     console.print(f"Look at [bold]{paths[-1]}[/]; the numbers are in {paths[0].name}")
+    if settings.film:  # last: a machine that cannot draw has its tables
+        console.print(f"Look at [bold]{filmed(settings, runs)}[/]")
     return told
 
 
@@ -307,6 +309,8 @@ def filmed(settings: Settings, runs: list[dict[str, Any]]) -> Path:
     import gymnasium as gym
 
     imageio: Any = require("imageio", "rl")
+    if sys.platform == "linux" and "DISPLAY" not in os.environ:
+        os.environ.setdefault("MUJOCO_GL", "egl")  # what MuJoCo takes by itself needs a screen
     from icnn.experiments.control_agents import model_of
 
     mine = [
