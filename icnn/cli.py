@@ -186,9 +186,12 @@ def control(
     Writes a JSON file for each run, control.json, learning curves and control.html. A run that was
     stopped goes on.
     """
-    from icnn.experiments.control import CHANGES, Settings, run
+    import torch
 
-    algos = dict.fromkeys((*algo, *(CHANGES if ablation else ())))
+    from icnn.experiments.control import ALONE, Settings, run
+
+    torch.set_num_threads(1)  # the networks are small: more threads would only wait for each other
+    algos = dict.fromkeys((*algo, *(ALONE if ablation else ())))
     try:
         settings = Settings(
             tuple(task), tuple(algos), seed, seeds, steps, engine, workers, film, out, fast

@@ -45,6 +45,7 @@ PUBLISHED = {
     "Walker2d": (1604.18, 1007.25, 298.21, 17, 6),
 }
 CHANGES = sorted(("ICNN", "ICNNQ", *ABLATION), key=lambda algo: algo.startswith("ICNNQ"))
+ALONE = [algo for algo in CHANGES if "ICNNQ-" not in algo]
 
 
 @dataclass(frozen=True)

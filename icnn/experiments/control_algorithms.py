@@ -31,17 +31,16 @@ IMPROVEMENTS = {
     "smooth": ("form.activation", "form.bowl"),
     "standard": ("standardised",),
     "bounded": ("rules.bounded",),
-    "bare": ("rules.entropy",),
-    "slow": ("slow",),
-    "rates": ("learning_rate", "weight_decay", "tau"),
-    "search": ("rules.steps", "rules.target_steps"),
+    "bare": ("rules.entropy", "rules.steps", "rules.target_steps"),
+    "rates": ("learning_rate", "tau", "slow"),
+    "decay": ("weight_decay",),
     "noise": ("noise",),
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "entropy": {"rules.entropy": 0.1},
     "n-steps": {"n_steps": 3},
     "updates": {"gradient_steps": 2},
-    "wide": {"form.hidden": (256, 256)},
+    "gates": {"form.bounded_gates": True},
 }
 WHAT = {
     "double": "two critics, the lower Q",
@@ -50,15 +49,14 @@ WHAT = {
     "smooth": "softplus, and a square of the action",
     "standard": "states standardised, values in units of rewards",
     "bounded": "bounded targets",
-    "bare": "no entropy",
-    "slow": "slow copies act in tests",
-    "rates": "rates of learning, and of weight decay",
-    "search": "a shorter search for actions",
+    "bare": "no entropy, and a shorter search",
+    "rates": "other rates, and slow copies act in tests",
+    "decay": "more weight decay",
     "noise": "more noise in exploration",
     "entropy": "an entropy of 0.1",
     "n-steps": "targets of three steps",
     "updates": "two updates a step",
-    "wide": "256 convex units as well",
+    "gates": "bounded gates",
 }
 
 

@@ -57,7 +57,7 @@ class ICNNQ(OffPolicyAlgorithm):
         self,
         policy: str | type[GreedyPolicy],
         env: GymEnv | str,
-        learning_rate: float | Schedule = 1e-3,
+        learning_rate: float | Schedule = 5e-4,
         buffer_size: int = 1_000_000,
         learning_starts: int = 5000,
         batch_size: int = 256,

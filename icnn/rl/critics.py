@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from icnn.checks import check_choice
 from icnn.energies.activations import smooth_plus
 from icnn.energies.compose import Sum
-from icnn.energies.energy import Energy
+from icnn.energies.energy import Dense, Energy
 from icnn.energies.picnn import PICNN, PartialLayer, XLayer
 from icnn.rl.parts import Parts
 
@@ -34,6 +34,24 @@ class Bowl(Energy):
         return 0.5 * (self.log_weight.exp() * y.square()).sum(dim=1)
 
 
+def bounded(gate: Tensor) -> Tensor:
+    """Near zero as it is, and never beyond 2."""
+    return 2 * (gate / 2).tanh()
+
+
+class BoundedPICNN(PICNN):
+    """With gates that do not grow with the state."""
+
+    def describe(self, x: Tensor | None) -> list[Dense]:
+        return [
+            layer._replace(
+                gate_y=None if layer.gate_y is None else bounded(layer.gate_y),
+                gate_z=None if layer.gate_z is None else bounded(layer.gate_z),
+            )
+            for layer in super().describe(x)
+        ]
+
+
 @dataclass(frozen=True)
 class Form:
     """What a network looks like.
@@ -45,6 +63,7 @@ class Form:
         norm: Whether each layer of the state has a norm: features do not grow with the state, and
             neither do gates made of them.
         bowl: Whether a square of the action is added, with a learned weight.
+        bounded_gates: Whether gates stay between -2 and 2.
     """
 
     state: tuple[int, ...] = (256, 256)
@@ -52,6 +71,7 @@ class Form:
     activation: str = "softplus"
     norm: bool = True
     bowl: bool = True
+    bounded_gates: bool = False
 
     def __post_init__(self):
         check_choice("activation", self.activation, ["softplus", "relu"])
@@ -69,7 +89,7 @@ class Form:
 
     def energy(self, dim_state: int, dim_action: int) -> Energy:
         """One network, with new weights."""
-        convex = PICNN(
+        convex = (BoundedPICNN if self.bounded_gates else PICNN)(
             dim_state, dim_action, self.hidden, activation=self.activation,
             x_norm="layer" if self.norm else None, x_hidden=self.state,
         )  # fmt: skip
@@ -154,6 +174,8 @@ class CriticsAt:
             out = torch.baddbmm(weights[f"bias{i}"], u, weights[f"head{i}"])
             next_u = form.state[i] if i < depth else 0
             v, bias, gate_y, gate_z = out.split([next_u, width, n, below], dim=2)
+            if form.bounded_gates:
+                gate_y, gate_z = bounded(gate_y), bounded(gate_z)
             if i < depth:
                 if form.norm:
                     v = normalised(v, weights[f"scale{i}"], weights[f"shift{i}"])
@@ -211,14 +233,12 @@ class CriticsAt:
         """The largest energy of each agent's networks, `(agents, B)`: the least `Q`."""
         return self.values(actions).amax(dim=1)
 
-    @torch.no_grad()
     def slope(self, actions: Tensor) -> Tensor:
         """The gradient of `worst`, `(agents, B, n)`."""
         return self._back(actions)[0] if self.shape[1] == 1 else self.both(actions)[1]
 
-    @torch.no_grad()
     def both(self, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """`worst` and its gradient, without a graph."""
+        """`worst` and its gradient."""
         a = self.spread(actions)
         gradient, last = self._back(a)
         return worst(

@@ -7,6 +7,7 @@ adds, a certificate for each example, costs more here than the steps themselves.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ class Rules:
         bounded: Whether targets are kept within what rewards seen so far can sum up to.
     """
 
-    steps: int = 10
+    steps: int = 6
     target_steps: int = 4
     rate: float = 0.5
     entropy: float = 0.0
@@ -55,7 +56,7 @@ def whole(actions: Tensor) -> Tensor:
 
 def greedy(
     f: Any, start: Tensor, steps: int, rules: Rules, project: Callable[[Tensor], Tensor] = whole,
-    joint: bool = False,
+    joint: bool = False, step: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None,
 ) -> Tensor:  # fmt: skip
     """Minimise `f.worst(a) - entropy * H(a)` by Adam in ever shorter steps; or in closed form.
 
@@ -67,23 +68,48 @@ def greedy(
         project: Gives the nearest actions that are allowed.
         joint: Whether coordinates share the length of a step: where actions are not allowed
             coordinate by coordinate, other steps would come to rest in the wrong place.
+        step: Another version of `adam_step`.
     """
     best = getattr(f, "best", None)
     if best is not None and project is whole and not rules.entropy:
         return best
     a, mean, square = start, torch.zeros_like(start), torch.zeros_like(start)
-    for i in range(steps):
-        g = f.slope(a)
-        if rules.entropy:
-            # -H has the slope log(u / (1 - u)) / 2 in a = 2 u - 1
-            u = ((a + 1) / 2).clamp(INSIDE, 1 - INSIDE)
-            g = g + 0.5 * rules.entropy * (u / (1 - u)).log()
-        size = g * g
-        size = size.mean(dim=-1, keepdim=True).expand_as(g) if joint else size
-        mean, square = torch.lerp(g, mean, 0.5), torch.lerp(size, square, 0.9)
-        length = rules.rate * (1 - i / steps) * (1 - 0.9 ** (i + 1)) ** 0.5 / (1 - 0.5 ** (i + 1))
-        a = project(torch.addcdiv(a, mean, square.sqrt() + 1e-12, value=-length))
+    for length in lengths(steps, rules.rate, start.device):
+        a, mean, square = (step or adam_step)(
+            f, a, mean, square, length, rules.entropy, project, joint
+        )
     return a
+
+
+def adam_step(
+    f: Any, a: Tensor, mean: Tensor, square: Tensor, length: Tensor, entropy: float,
+    project: Callable[[Tensor], Tensor], joint: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """One of them, from an action and what Adam knows to the next."""
+    g = f.slope(a)
+    if entropy:
+        # -H has the slope log(u / (1 - u)) / 2 in a = 2 u - 1
+        u = ((a + 1) / 2).clamp(INSIDE, 1 - INSIDE)
+        g = g + 0.5 * entropy * (u / (1 - u)).log()
+    size = g * g
+    size = size.mean(dim=-1, keepdim=True).expand_as(g) if joint else size
+    mean, square = torch.lerp(g, mean, 0.5), torch.lerp(size, square, 0.9)
+    return project(a - mean * (length / (square.sqrt() + 1e-12))), mean, square
+
+
+@lru_cache
+def lengths(steps: int, rate: float, device: torch.device) -> list[Tensor]:
+    """Of steps: ever shorter, and corrected for what Adam does not know at first.
+
+    As tensors, so that compiled steps are one program.
+    """
+    return [
+        torch.tensor(
+            rate * (1 - i / steps) * (1 - 0.9 ** (i + 1)) ** 0.5 / (1 - 0.5 ** (i + 1)),
+            device=device,
+        )
+        for i in range(steps)
+    ]
 
 
 def binary_entropy(a: Tensor, real: Tensor | float = 1.0) -> Tensor:
@@ -92,7 +118,9 @@ def binary_entropy(a: Tensor, real: Tensor | float = 1.0) -> Tensor:
     return -(real * (u * u.log() + (1 - u) * (1 - u).log())).sum(dim=-1)
 
 
-def td_loss(agent: Agent, batch: Batch, rules: Rules) -> tuple[Tensor, Tensor]:
+def td_loss(
+    agent: Agent, batch: Batch, rules: Rules, step: Callable[..., Any] | None = None
+) -> tuple[Tensor, Tensor]:
     """Mean squares of `Q - r - gamma^n max Q`, and the mean of `Q`, of each agent: `(agents,)`.
 
     Values are in units of `seen.scale`.
@@ -104,7 +132,7 @@ def td_loss(agent: Agent, batch: Batch, rules: Rules) -> tuple[Tensor, Tensor]:
         # worth: one that chose by its own errors would believe them.
         check_batch_size(batch.actions.shape[1], f.shape[1])
         start = torch.zeros_like(batch.actions).view(math.prod(f.shape), -1, batch.actions.shape[2])
-        best = greedy(f.apart(), start, rules.target_steps, rules)
+        best = greedy(f.apart(), start, rules.target_steps, rules, step=step)
         best = best.reshape(batch.actions.shape)
         value = -f.worst(best)
         if soft:
@@ -138,7 +166,7 @@ class Training:
     standardised: bool = True
     slow: bool = True
     gamma: float = 0.99
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     weight_decay: float = 1e-2
     tau: float = 0.01
     batch_size: int = 256

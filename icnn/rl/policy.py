@@ -83,6 +83,7 @@ class GreedyPolicy(BasePolicy):
     def forward(self, obs: Any, deterministic: bool = False) -> Tensor:
         return self._predict(obs, deterministic)
 
+    @torch.no_grad()
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
         """Actions between -1 and 1."""
         states, domain, rules = flat(observation), self.domain, self.rules

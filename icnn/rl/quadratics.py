@@ -101,9 +101,8 @@ class QuadraticsAt:
         """The gradient of `worst`."""
         return self.both(actions)[1]
 
-    @torch.no_grad()
     def both(self, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """`worst` and its gradient, without a graph."""
+        """`worst` and its gradient."""
         away = (actions[:, None] - self.middle)[..., None, :] @ self.factor
         slope = (away @ self.factor.mT)[..., 0, :]
         return worst(0.5 * away.square().sum(dim=(-2, -1)) - self.value, slope)

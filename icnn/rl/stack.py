@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from icnn.rl.agent import Agent, shortened
-from icnn.rl.learning import Batch, Training, greedy, td_loss
+from icnn.rl.learning import Batch, Training, adam_step, greedy, td_loss
 from icnn.rl.parts import all_fitted
 from icnn.rl.worlds import Moves, Worlds
 
@@ -134,6 +135,8 @@ class Stack:
         # Stacks side by side on a GPU do not wait for each other.
         self.own = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.stream = nullcontext if self.own is None else partial(torch.cuda.stream, self.own)
+        # A GPU spends its time in starting what is small: a step of the search is made of few.
+        self.search = compiled(adam_step) if self.device.type == "cuda" else adam_step
         with self.stream():
             self.act, self.store, self.learn = (
                 self._recorded(f) for f in (self._act, self._store, self._learn)
@@ -146,7 +149,8 @@ class Stack:
         self._copy(0)
         f, rules = self.acting.at(self.state.flatten(end_dim=1)[:, None]), self.training.rules
         start = torch.zeros_like(self.action).flatten(end_dim=1)[:, None]
-        self.action.copy_(greedy(f, start, rules.steps, rules).view_as(self.action))
+        best = greedy(f, start, rules.steps, rules, step=self.search)
+        self.action.copy_(best.view_as(self.action))
         self.action[0].add_(self.jitter, alpha=self.training.noise).clamp_(-1, 1)
 
     @torch.no_grad()
@@ -170,7 +174,7 @@ class Stack:
         """One step of all networks."""
         t = self.training
         batch = self.memory.sample(self.picks, t.n_steps, self.agent.gamma)
-        loss, value = td_loss(self.agent, batch, t.rules)
+        loss, value = td_loss(self.agent, batch, t.rules, self.search)
         self.optimizer.zero_grad()
         loss.sum().backward()
         self.optimizer.step()
@@ -379,6 +383,13 @@ class Stack:
             own_part[...] = part
         self.saved = self.step
         self._settle()
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For tensors of the shapes that come, of as many stacks as there are."""
+    dynamo: Any = import_module("torch._dynamo")
+    dynamo.config.recompile_limit = max(64, dynamo.config.recompile_limit)
+    return torch.compile(function, dynamic=False)
 
 
 def run(stacks: Sequence[Stack], told: Callable[[], None] = lambda: None) -> None:
