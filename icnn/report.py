@@ -20,7 +20,7 @@ from typing import Any
 
 RESULTS = Path("results")
 PACKAGES = ("torch-icnn", "torch", "numpy", "scipy", "scikit-learn")
-PLACE = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- results: ([\w/-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Row = Mapping[str, str | float]
 

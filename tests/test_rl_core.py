@@ -14,7 +14,7 @@ import icnn
 from icnn.rl import Budget, Form, Quadratics, Rules
 from icnn.rl.agent import Agent, Seen
 from icnn.rl.critics import PAPER_FORM
-from icnn.rl.learning import Batch, Training, binary_entropy, greedy, td_loss
+from icnn.rl.learning import Batch, Training, adam_step, binary_entropy, greedy, td_loss
 
 FORMS = [
     Form((16, 12), (8, 8)),
@@ -22,6 +22,7 @@ FORMS = [
     Form((16, 16), (8, 8), norm=False),
     Form((8, 6, 4), (8, 6, 4), "softplus", norm=False, bowl=False),
     PAPER_FORM,
+    Form((8, 8), (6, 6), bounded_gates=True),
 ]
 AGENTS, CRITICS, BATCH, STATE, ACTION = 3, 2, 8, 5, 4
 
@@ -57,6 +58,25 @@ def test_slopes_are_those_of_autograd(form: Any, critics: int):
     torch.testing.assert_close(own, slope)
     torch.testing.assert_close(value, f.worst(actions).detach())
     torch.testing.assert_close(f.slope(actions.detach()), slope)
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.3])
+def test_steps_of_the_search_are_one_program(entropy: float):
+    # What a GPU compiles: in one piece, for any length of a step, and the same as the reference.
+    torch.manual_seed(2)
+    f = Form((8, 8), (6, 6)).make(STATE, ACTION, AGENTS * CRITICS).at(torch.rand(AGENTS, 4, STATE))
+    start, programs = torch.zeros(AGENTS, 4, ACTION), []
+
+    def backend(program: Any, inputs: Any) -> Any:
+        programs.append(program)
+        return program
+
+    compiled: Any = torch.compile(adam_step, fullgraph=True, dynamic=False, backend=backend)
+    rules = Rules(entropy=entropy)
+    with torch.no_grad():
+        found = greedy(f, start, 5, rules, step=compiled)
+        torch.testing.assert_close(found, greedy(f, start, 5, rules))
+    assert len(programs) == 1
 
 
 def test_a_quadratic_is_the_one_of_its_factors():

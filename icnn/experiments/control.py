@@ -117,6 +117,9 @@ def run(settings: Settings) -> dict[str, Any]:
             console.print(title)
             print(report.table(rows))
     paths = report.publish("control", "Control", told, parts, settings.out, reading=False)
+    for name in ("maxima", "values", "changes"):
+        if told[name]:  # by itself, for documents
+            report.write(name, told["settings"], told[name], settings.out)
     console.print(f"Look at [bold]{paths[-1]}[/]; the numbers are in {paths[0].name}")
     if settings.film:  # last: a machine that cannot draw has its tables
         console.print(f"Look at [bold]{filmed(settings, runs)}[/]")
