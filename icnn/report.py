@@ -22,6 +22,8 @@ RESULTS = Path("results")
 PACKAGES = ("torch-icnn", "torch", "numpy", "scipy", "scikit-learn")
 PLACE = re.compile(r"(<!-- results: ([\w/-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
+INNERMOST = re.compile(r"\[[^][{}\"]*\]")  # a list of numbers: on one line
+
 Row = Mapping[str, str | float]
 
 PAGE = """<!doctype html>
@@ -70,7 +72,8 @@ def store(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    text = INNERMOST.sub(lambda found: " ".join(found[0].split()), json.dumps(result, indent=2))
+    part.write_text(text + "\n", encoding="utf-8")
     return part.replace(path)  # at once: half a file is none
 
 
