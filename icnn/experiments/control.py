@@ -44,6 +44,7 @@ PUBLISHED = {
     "Swimmer": (49.79, 69.71, 64.89, 8, 2),
     "Walker2d": (1604.18, 1007.25, 298.21, 17, 6),
 }
+FIXED = ("InvertedDoublePendulum", "InvertedPendulum", "Reacher")  # stay where they are
 CHANGES = sorted(("ICNN", "ICNNQ", *ABLATION), key=lambda algo: algo.startswith("ICNNQ"))
 ALONE = [algo for algo in CHANGES if "ICNNQ-" not in algo]
 
@@ -323,10 +324,13 @@ def filmed(settings: Settings, runs: list[dict[str, Any]]) -> Path:
     ]  # fmt: skip
     best = max(mine, key=lambda r: float(np.mean(r["final"])))["settings"]
     name = f"{best['task']}-{best['algo']}-{best['seed']}"
-    env = gym.make(f"{best['task']}-v5", render_mode="rgb_array", width=240, height=240)
+    # A camera that follows, where a task has one.
+    follows = {"camera_name": "track"} if best["task"] not in FIXED else {}
+    size = {"width": 240, "height": 240}
+    env = gym.make(f"{best['task']}-v5", render_mode="rgb_array", **size, **follows)
     model = model_of(settings.out / "agents" / f"{name}.pt", env)
     frames, (state, _), over = [], env.reset(seed=0), False
-    while not over and len(frames) < 300:
+    while not over and len(frames) < 160:  # as far as a floor is drawn
         action, _ = model.predict(state, deterministic=True)
         state, _, terminated, truncated, _ = env.step(action)
         over = terminated or truncated

@@ -118,9 +118,10 @@ class Critics(nn.Module):
         super().__init__()
         self.form, self.dim_state, self.dim_action = form, dim_state, dim_action
         made = [
-            {name: [upright(w.detach()) for w in there] for name, there in places(energy).items()}
+            {name: filled(name, [upright(w.detach()) for w in there])
+             for name, there in places(energy).items()}
             for energy in (form.energy(dim_state, dim_action) for _ in range(count))
-        ]
+        ]  # fmt: skip
         self.weights = nn.ParameterDict({
             name: torch.stack([torch.cat(one[name], dim=1) for one in made]) for name in made[0]
         })  # fmt: skip
@@ -148,7 +149,7 @@ class Critics(nn.Module):
             energy = self.form.energy(self.dim_state, self.dim_action).to(like)
             for name, there in places(energy).items():
                 columns = self.weights[name][i].split(self.parts[name].columns, dim=1)
-                for weight, value in zip(there, columns, strict=True):
+                for weight, value in zip(there, columns, strict=False):  # zeros may follow
                     upright(weight.data).copy_(value)
             found.append(energy)
         return found
@@ -173,7 +174,8 @@ class CriticsAt:
             width = form.hidden[i] if i < depth else 1
             out = torch.baddbmm(weights[f"bias{i}"], u, weights[f"head{i}"])
             next_u = form.state[i] if i < depth else 0
-            v, bias, gate_y, gate_z = out.split([next_u, width, n, below], dim=2)
+            sizes = next_u, width, n, below
+            v, bias, gate_y, gate_z, _ = out.split([*sizes, out.shape[2] - sum(sizes)], dim=2)
             if form.bounded_gates:
                 gate_y, gate_z = bounded(gate_y), bounded(gate_z)
             if i < depth:
@@ -304,6 +306,14 @@ def places(energy: Energy) -> dict[str, list[Tensor]]:
     if isinstance(energy, Sum):
         found["bowl"] = [energy.energies[1].log_weight]  # pyright: ignore
     return found
+
+
+def filled(name: str, parts: list[Tensor]) -> list[Tensor]:
+    """Heads and their biases with zeros at the end: products of eight columns each are faster."""
+    if not name.startswith(("head", "bias")):
+        return parts
+    width = sum(part.shape[1] for part in parts)
+    return [*parts, parts[0].new_zeros(len(parts[0]), -width % 8)]
 
 
 def upright(weight: Tensor) -> Tensor:
