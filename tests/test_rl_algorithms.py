@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3 import SAC
-from stable_baselines3.common.buffers import NStepReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -85,6 +85,33 @@ def test_values_know_truncated_from_terminated():
         assert float(value) == pytest.approx(worth, abs=0.3)
 
 
+def test_algorithm_and_stack_learn_the_same_caution():
+    """Of one environment that does not terminate, with critics that stay as they are."""
+    model = small(ICNNQ, learning_rate=0.0, policy_kwargs={"form": Form((32,), (16,))}, noise=0.3)
+    found: list[list[torch.Tensor]] = []
+    seen = model.policy.agent.seen
+    judge = seen.judge
+
+    def noted(*told: torch.Tensor) -> torch.Tensor:
+        found.append([t.clone() for t in told])
+        return judge(*told)
+
+    seen.judge = noted  # pyright: ignore[reportAttributeAccessIssue]
+    model.learn(150)
+    assert len(found) == 50, "not of actions that were drawn"
+    caution = 1.0
+    for k, (gamma, _, q, _, terminated, ended) in enumerate(found):
+        assert not terminated.any(), "cut off, and no more"
+        assert bool(ended) == (k % 10 == 9)
+        if k % 10:
+            before = found[k - 1]
+            off = before[3] / seen.scale + gamma * q - before[2]
+            caution = min(1.0, max(0.0, caution - 1e-3 * float(off)))
+    assert float(seen.caution) == pytest.approx(caution, abs=1e-5)
+    fixed = small(ICNNQ, rules=Rules(calibrated=False)).learn(200)
+    assert float(fixed.policy.agent.seen.caution) == 1
+
+
 def test_the_same_seed_gives_the_same_agent():
     found = [small(a).learn(200).policy.state_dict() for a in ALGORITHMS for _ in range(2)]
     for one, other in ((found[0], found[1]), (found[2], found[3])):
@@ -152,12 +179,35 @@ def test_two_quadratics_learn():
     assert all(bool(p.isfinite().all()) for p in model.policy.parameters())
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_every_other_target_has_one_step(mixed: bool):
+    model = small(ICNNQ, Identity(10), rules=Rules(mixed=mixed), learning_starts=200).learn(200)
+    buffer = model.replay_buffer
+    assert isinstance(buffer, NStepReplayBuffer)
+    batch = model._sample(63)
+    assert buffer.n_steps == 3
+    states, rewards = (torch.from_numpy(x[:200, 0]) for x in (buffer.observations, buffer.rewards))
+    for j in range(63):
+        first = int((states == batch.states[0, j]).all(dim=1).nonzero())
+        steps = 1 if mixed and j % 2 == 0 else min(3, 10 - first % 10)
+        expected = sum(0.5**k * rewards[first + k] for k in range(steps))
+        assert float(batch.rewards[0, j]) == pytest.approx(float(expected), abs=1e-5)
+        assert float(batch.discounts[0, j]) == pytest.approx(0.5**steps)
+        assert torch.equal(
+            batch.next_states[0, j],
+            torch.from_numpy(buffer.next_observations[first + steps - 1, 0]),
+        )
+
+
 def test_a_buffer_of_your_own_stays():
     given = {"n_steps": 3, "gamma": 0.5}
     model = small(ICNNQ, replay_buffer_class=NStepReplayBuffer, replay_buffer_kwargs=given)
     assert isinstance(model.replay_buffer, NStepReplayBuffer)
     assert model.replay_buffer.n_steps == 3
     assert given == {"n_steps": 3, "gamma": 0.5}
+    plain = small(ICNNQ, replay_buffer_class=ReplayBuffer)
+    assert type(plain.replay_buffer) is ReplayBuffer
+    assert plain.n_steps == 1
 
 
 def test_settings_that_do_not_fit_are_refused_at_the_door():

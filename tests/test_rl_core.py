@@ -170,9 +170,11 @@ class Alone:
 
 @pytest.mark.parametrize("entropy", [0.0, 0.5])
 @pytest.mark.parametrize("bounded", [False, True])
-def test_the_loss_is_that_of_the_formula(entropy: float, bounded: bool):
+@pytest.mark.parametrize("caution", [0.0, 0.3, 1.0])
+def test_the_loss_is_that_of_the_formula(entropy: float, bounded: bool, caution: float):
     torch.manual_seed(0)
     agent, batch = agent_of(), batch_of()
+    agent.seen.caution.fill_(caution)
     batch, seen = batch._replace(rewards=10 * batch.rewards), agent.seen
     rules = Rules(entropy=entropy, bounded=bounded)
     agent.gamma.fill_(0.1)
@@ -185,13 +187,15 @@ def test_the_loss_is_that_of_the_formula(entropy: float, bounded: bool):
             return (states - seen.mean[i]) / (seen.variance[i] + 1e-8).sqrt()
 
         pair = [energy.double() for energy in slow[2 * i : 2 * i + 2]]
-        one, halves = icnn.Max(*pair), known(batch.next_states[i]).chunk(2)
+        halves = known(batch.next_states[i]).chunk(2)
         best = torch.cat([
             greedy(Alone(energy, half), torch.zeros(len(half), ACTION).double(),
                    rules.target_steps, rules)
             for energy, half in zip(pair, halves, strict=True)
         ])  # fmt: skip
-        q = -one(known(batch.next_states[i]), best) + entropy * binary_entropy(best)
+        first, second = (-energy(known(batch.next_states[i]), best) for energy in pair)
+        q = caution * torch.minimum(first, second) + (1 - caution) * (first + second) / 2
+        q = q + entropy * binary_entropy(best)
         goal = batch.rewards[i] / scale + batch.discounts[i] * q
         if bounded:
             low, top = (float(r[i]) / scale / 0.9 for r in (seen.least, seen.most))
@@ -363,6 +367,42 @@ def test_the_unit_of_values_settles():
     seen.add(torch.rand(1, 1, 2), torch.full((1, 1), 100.0))
     assert float(seen.scale) == pytest.approx(2)
     assert float(seen.most) == 100
+
+
+def test_caution_is_what_steps_teach():
+    """Two agents, three environments; one episode ends by itself, one is cut off."""
+    torch.manual_seed(0)
+    gamma, steps = torch.tensor([[0.9], [0.99]]).double(), 6
+    q, r = drawn(steps, 2, 3), drawn(steps, 2, 3)
+    terminated, ended = (torch.zeros(steps, 2, 3).double() for _ in range(2))
+    terminated[2, 0, 1] = ended[2, 0, 1] = ended[3, 1, 2] = 1.0
+    seen = Seen(2, 4).double()
+    seen.square.fill_(4.0)
+    seen.caution.fill_(0.5)
+    last = torch.zeros(3, 2, 3).double()
+    for k in range(steps):
+        last = seen.judge(gamma, last, q[k], r[k], terminated[k], ended[k])
+    for i in range(2):
+        total = 0.0
+        for n in range(3):
+            for k in range(steps):
+                if terminated[k, i, n]:
+                    total += float(r[k, i, n] / 2 - q[k, i, n])
+                elif k + 1 < steps and not ended[k, i, n]:
+                    total += float(r[k, i, n] / 2 + gamma[i, 0] * q[k + 1, i, n] - q[k, i, n])
+        assert float(seen.caution[i]) == pytest.approx(0.5 - 1e-3 * total / 3, rel=1e-12)
+
+
+@pytest.mark.parametrize(("promise", "caution"), [(0.5, 0.0), (1.0, 0.5), (2.0, 1.0)])
+def test_who_promises_too_much_becomes_cautious(promise: float, caution: float):
+    """Rewards of one, for ever: they are worth `1 / (1 - gamma)`."""
+    seen, one = Seen(1, 1), torch.ones(1, 1)
+    seen.square.fill_(1.0)
+    seen.caution.fill_(0.5)
+    last, gamma = torch.zeros(3, 1, 1), torch.tensor([[0.9]])
+    for _ in range(20_000):
+        last = seen.judge(gamma, last, promise * 10 * one, one, 0 * one, 0 * one)
+    assert float(seen.caution) == pytest.approx(caution, abs=1e-2)
 
 
 def test_bad_forms():

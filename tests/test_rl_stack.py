@@ -165,8 +165,8 @@ def by_hand(
             return reward, first + k - 1, 0.0 if terminated else gamma**k
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_n_steps_end_with_the_episode(n: int):
+@pytest.mark.parametrize(("n", "mixed"), [(1, False), (3, False), (3, True)])
+def test_n_steps_end_with_the_episode(n: int, mixed: bool):
     torch.manual_seed(0)
     memory = Memory(2, 40, (3, 2)).double()
     for _ in range(30):
@@ -178,18 +178,53 @@ def test_n_steps_end_with_the_episode(n: int):
             rest=torch.stack([torch.rand(2).double(), terminated, ended], dim=1),
         )  # fmt: skip
     picks = torch.rand(2, 200, dtype=torch.float64)
-    batch: Batch = memory.sample(picks, n, 0.9)
+    batch: Batch = memory.sample(picks, n, 0.9, mixed)
     first = (picks * (30 - n + 1)).long()
     assert int(first.max()) == 30 - n
     for agent in range(2):
         for j in range(200):
             i = int(first[agent, j])
-            reward, last, discount = by_hand(memory, agent, i, n, 0.9)
+            reward, last, discount = by_hand(
+                memory, agent, i, 1 if mixed and j % 2 == 0 else n, 0.9
+            )
             assert float(batch.rewards[agent, j]) == pytest.approx(reward)
             assert float(batch.discounts[agent, j]) == pytest.approx(discount)
             assert torch.equal(batch.states[agent, j], memory.state[agent, i])
             assert torch.equal(batch.actions[agent, j], memory.action[agent, i])
             assert torch.equal(batch.next_states[agent, j], memory.following[agent, last])
+
+
+def test_caution_is_learned_from_steps_that_agents_chose():
+    """By hand, from what is remembered, with critics that stay as they are."""
+    training = replace(TRAINING, learning_rate=0.0, weight_decay=0.0)
+    stack = stack_of([0, 1], 400, training)
+    stack.agent.seen.caution.fill_(0.5)
+    begin, caution = training.learning_starts, torch.full((2, 1), 0.5)
+    stack.agent.seen.settled = 0  # the unit of values is 1
+    believed = torch.zeros(400, 2, 1)
+    chosen = stack.store
+
+    def store() -> None:
+        believed[stack.step] = stack.believed
+        chosen()
+
+    stack.store = store
+    run([stack])
+    f = stack.agent.at(stack.memory.state)  # states are standardised by all of them: other values
+    assert f.values(stack.memory.action).shape == (2, 2, 400)
+    assert believed[begin:].unique().numel() > 400, "a value for each step"
+    for i in range(2):
+        for k in range(begin, 400):
+            gain, terminated, _ = stack.memory.rest[i, k].tolist()
+            q, off = believed[k, i], 0.0
+            if terminated:
+                off = gain - q
+            # When the next is made, what came of this one is known.
+            if k > begin and not stack.memory.rest[i, k - 1, 2]:
+                off = off + stack.memory.rest[i, k - 1, 0] + 0.99 * q - believed[k - 1, i]
+            caution[i] = (caution[i] - 1e-3 * off).clamp(0, 1)
+    torch.testing.assert_close(stack.agent.seen.caution, caution, rtol=1e-4, atol=1e-4)
+    assert float((caution - 0.5).abs().min()) > 0.01, "or the test says nothing"
 
 
 def test_other_algorithms_in_stacks():

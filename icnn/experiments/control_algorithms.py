@@ -25,7 +25,7 @@ RIVALS = ("SAC", "TD3", "DDPG")
 
 # What the paper's algorithm and ours do not share.
 IMPROVEMENTS = {
-    "double": ("critics",),
+    "double": ("critics", "rules.calibrated"),
     "size": ("form.state", "form.hidden"),
     "norm": ("form.norm",),
     "smooth": ("form.activation", "form.bowl"),
@@ -34,27 +34,31 @@ IMPROVEMENTS = {
     "bare": ("rules.entropy", "rules.steps", "rules.target_steps"),
     "rates": ("learning_rate", "tau", "slow"),
     "decay": ("weight_decay",),
+    "n-steps": ("n_steps", "rules.mixed"),
     "noise": ("noise",),
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "entropy": {"rules.entropy": 0.1},
-    "n-steps": {"n_steps": 3},
+    "all-n-steps": {"rules.mixed": False},
+    "least": {"rules.calibrated": False},
     "updates": {"gradient_steps": 2},
     "gates": {"form.bounded_gates": True},
 }
 WHAT = {
-    "double": "two critics, the lower Q",
+    "double": "two critics, targets between their mean and the least",
     "size": "256 units along the state and 128 convex ones, not 200",
     "norm": "layer norms along the state",
     "smooth": "softplus, and a square of the action",
     "standard": "states standardised, values in units of rewards",
     "bounded": "bounded targets",
+    "least": "targets of the least Q, always",
     "bare": "no entropy, and a shorter search",
     "rates": "other rates, and slow copies act in tests",
     "decay": "more weight decay",
     "noise": "more noise in exploration",
     "entropy": "an entropy of 0.1",
-    "n-steps": "targets of three steps",
+    "n-steps": "every other target of three steps",
+    "all-n-steps": "all targets of three steps",
     "updates": "two updates a step",
     "gates": "bounded gates",
 }

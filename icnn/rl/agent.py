@@ -10,6 +10,7 @@ from icnn.rl.critics import Critics, CriticsAt
 from icnn.rl.quadratics import QuadraticCritics, QuadraticsAt
 
 FAR = 5.0  # standard deviations from the mean at which a state is cut off
+PACE = 1e-3  # what an error of one unit of values changes of the caution
 
 
 class Seen(nn.Module):
@@ -24,6 +25,7 @@ class Seen(nn.Module):
         settled: Of how many rewards the size is the unit of values. A unit that grew while agents
             learn would act as a larger discount: they learn once it is settled.
         length: What states are multiplied by, so that long ones are not learned faster.
+        caution: Where targets are between the mean of critics, 0, and the least of them, 1.
     """
 
     count: Tensor
@@ -33,6 +35,7 @@ class Seen(nn.Module):
     square: Tensor
     least: Tensor
     most: Tensor
+    caution: Tensor
 
     def __init__(self, agents: int, dim_state: int, used: bool = True):
         super().__init__()
@@ -46,6 +49,7 @@ class Seen(nn.Module):
         self.register_buffer("variance", wide + 1)
         for name in ("square", "least", "most"):
             self.register_buffer(name, one.clone())
+        self.register_buffer("caution", one + 1)
 
     @torch.no_grad()
     def add(self, states: Tensor, rewards: Tensor) -> None:
@@ -62,6 +66,32 @@ class Seen(nn.Module):
         self.square.lerp_(rewards.square().mean(dim=1, keepdim=True), early)
         torch.minimum(self.least, rewards.amin(dim=1, keepdim=True), out=self.least)
         torch.maximum(self.most, rewards.amax(dim=1, keepdim=True), out=self.most)
+
+    @torch.no_grad()
+    def judge(
+        self, gamma: Tensor, last: Tensor, believed: Tensor, rewards: Tensor, terminated: Tensor,
+        ended: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Learn how cautious targets should be, from a step that nobody has learned from yet.
+
+            r + gamma Q(s', a') - Q(s, a)
+
+        is zero on average where values are right, whatever the policy. Below zero, more was
+        promised than came: targets move towards the least of critics. Above zero, to their mean.
+
+        Args:
+            gamma: Discounts, `(agents, 1)`.
+            last: What this has returned for the step before; zeros if there is none.
+            believed: `Q(s, a)` of the step in units of `scale`; `(agents, n)`, as what follows.
+            rewards: Of the step.
+            terminated: 1 where the episode ended by itself, else 0.
+            ended: 1 where it ended in any way.
+        """
+        before, gain, going = last.unbind()
+        off = going * (gain / self.scale + gamma * believed - before)
+        off = off + terminated * (rewards / self.scale - believed)
+        self.caution.sub_(PACE * off.mean(dim=1, keepdim=True)).clamp_(0, 1)
+        return torch.stack([believed, rewards, 1 - ended])
 
     def forward(self, states: Tensor) -> Tensor:
         if not self.used:

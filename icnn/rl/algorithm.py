@@ -10,9 +10,10 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from torch import Tensor
 
 from icnn.energies.energy import Energy
-from icnn.rl.learning import Batch, Rules, check_batch_size, td_loss
+from icnn.rl.learning import Batch, Rules, check_batch_size, td_loss, worth
 from icnn.rl.policy import (
     GreedyPolicy,
     InUnits,
@@ -35,6 +36,7 @@ class ICNNQ(OffPolicyAlgorithm):
         policy: `"MlpPolicy"`.
         env: An environment, or its name. Actions must lie in a bounded box.
         learning_rate: Of AdamW; a number or a schedule.
+        n_steps: Of targets; 3, or 1 with a replay buffer of your own. Every other one has one step.
         noise: The standard deviation of what is added to actions in training; the box is 2 wide.
         rules: How to learn and to look for actions, see `icnn.rl.Rules`.
         policy_kwargs: `form` of critics, see `icnn.rl.Form`; how many `critics`; whether states are
@@ -68,7 +70,7 @@ class ICNNQ(OffPolicyAlgorithm):
         action_noise: ActionNoise | None = None,
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
-        n_steps: int = 1,
+        n_steps: int | None = None,
         noise: float = 0.2,
         rules: Rules | None = None,
         stats_window_size: int = 100,
@@ -84,11 +86,13 @@ class ICNNQ(OffPolicyAlgorithm):
             check_spaces(env.observation_space, env.action_space)
         self.rules, self.noise = rules or Rules(), noise
         self.domain: Domain | None = None
+        self._last: Tensor | None = None  # what is known of the last step
         self.own_buffer = replay_buffer_class is None
         super().__init__(
             policy, env, learning_rate, buffer_size, learning_starts, batch_size, tau, gamma,
             train_freq, gradient_steps, action_noise, replay_buffer_class, replay_buffer_kwargs,
-            n_steps=n_steps, policy_kwargs=policy_kwargs,
+            n_steps=n_steps or (3 if replay_buffer_class is None else 1),
+            policy_kwargs=policy_kwargs,
             stats_window_size=stats_window_size, tensorboard_log=tensorboard_log, verbose=verbose,
             device=device, seed=seed, sde_support=False, support_multi_env=True,
         )  # fmt: skip
@@ -147,16 +151,9 @@ class ICNNQ(OffPolicyAlgorithm):
         policy, agent = self.policy, self.policy.agent
         policy.set_training_mode(True)
         self._update_learning_rate(policy.optimizer)
-        assert self.replay_buffer is not None
         losses, values = [], []
         for _ in range(gradient_steps):
-            data = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
-            discounts = self.gamma if data.discounts is None else data.discounts.flatten()
-            batch = Batch(
-                flat(data.observations)[None], data.actions[None], data.rewards.T,
-                flat(data.next_observations)[None], ((1 - data.dones.flatten()) * discounts)[None],
-            )  # fmt: skip
-            loss, value = td_loss(agent, batch, self.rules)
+            loss, value = td_loss(agent, self._sample(batch_size), self.rules)
             policy.optimizer.zero_grad()
             loss.sum().backward()
             policy.optimizer.step()
@@ -166,7 +163,34 @@ class ICNNQ(OffPolicyAlgorithm):
         self._n_updates += gradient_steps
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/loss", float(torch.stack(losses).mean()))
+        self.logger.record("train/caution", float(agent.seen.caution))
         self.logger.record("train/q", float(torch.stack(values).mean()))
+
+    def _sample(self, size: int) -> Batch:
+        """Transitions; if they are mixed, the first, the third and so on are of one step."""
+        buffer: Any = self.replay_buffer
+        n_steps = getattr(buffer, "n_steps", 1)
+        if n_steps == 1 or not self.rules.mixed:
+            return self._drawn(size)
+        half = -(-size // 2)
+        try:
+            buffer.n_steps = 1
+            near = self._drawn(half)
+        finally:
+            buffer.n_steps = n_steps
+        far = self._drawn(size - half)
+        order = torch.arange(2 * half).view(2, half).T.flatten()[:size]
+        return Batch(*(torch.cat(pair, dim=1)[:, order] for pair in zip(near, far, strict=True)))
+
+    def _drawn(self, size: int) -> Batch:
+        """Transitions as the buffer has them."""
+        assert self.replay_buffer is not None
+        data = self.replay_buffer.sample(size, env=self._vec_normalize_env)
+        discounts = self.gamma if data.discounts is None else data.discounts.flatten()
+        return Batch(
+            flat(data.observations)[None], data.actions[None], data.rewards.T,
+            flat(data.next_observations)[None], ((1 - data.dones.flatten()) * discounts)[None],
+        )  # fmt: skip
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
         action, scaled = super()._sample_action(*args, **kwargs)
@@ -179,10 +203,31 @@ class ICNNQ(OffPolicyAlgorithm):
         self, replay_buffer: ReplayBuffer, buffer_action: np.ndarray, new_obs: Any,
         reward: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]],
     ) -> None:  # fmt: skip
-        states = torch.as_tensor(self._last_obs, device=self.device)
-        rewards = torch.as_tensor(reward, dtype=torch.float32, device=self.device)
-        self.policy.agent.seen.add(flat(states)[None], rewards[None])
+        states = flat(torch.as_tensor(self._last_obs, device=self.device))[None]
+        rewards, ended = (
+            torch.as_tensor(part, dtype=torch.float32, device=self.device)[None]
+            for part in (reward, dones)
+        )
+        self.policy.agent.seen.add(states, rewards)
+        cut = torch.tensor([[info.get("TimeLimit.truncated", False) for info in infos]])
+        terminated = ended * (1 - cut.to(ended))
+        self._judge(states, buffer_action, rewards, ended, terminated)
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+
+    @torch.no_grad()
+    def _judge(
+        self, states: Tensor, actions: np.ndarray, rewards: Tensor, ended: Tensor,
+        terminated: Tensor,
+    ) -> None:  # fmt: skip
+        """Learn how cautious targets should be, from actions that critics have chosen."""
+        agent, rules = self.policy.agent, self.rules
+        drawn = self.num_timesteps - self.n_envs < self.learning_starts
+        if drawn or not rules.calibrated or self.policy.options["critics"] == 1:
+            return
+        taken = torch.as_tensor(actions, dtype=torch.float32, device=self.device)[None]
+        believed = worth(agent.at(states), taken, rules, agent.real).mean(dim=1)
+        last = torch.zeros(3, *rewards.shape).to(rewards) if self._last is None else self._last
+        self._last = agent.seen.judge(agent.gamma, last, believed, rewards, terminated, ended)
 
     def learn(
         self, total_timesteps: int, callback: MaybeCallback = None, log_interval: int = 4,
@@ -190,9 +235,14 @@ class ICNNQ(OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> Self:  # fmt: skip
         name = type(self).__name__ if tb_log_name is None else tb_log_name
+        if reset_num_timesteps:
+            self._last = None  # episodes begin
         return super().learn(
             total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar
         )
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_last"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.optimizer"], []

@@ -30,13 +30,18 @@ class Rules:
         rate: The length of the first step, of a box from -1 to 1; later ones are shorter.
         entropy: The weight of the entropy of actions, in loss and target alike.
         bounded: Whether targets are kept within what rewards seen so far can sum up to.
+        calibrated: Whether targets of several critics lie where steps that were made show them to
+            be right, between their mean and the least; else they are the least.
+        mixed: Whether every other target of a batch is of one step, whatever `n_steps` is.
     """
 
-    steps: int = 6
+    steps: int = 10
     target_steps: int = 4
     rate: float = 0.5
     entropy: float = 0.0
     bounded: bool = True
+    calibrated: bool = True
+    mixed: bool = True
 
 
 class Batch(NamedTuple):
@@ -118,6 +123,12 @@ def binary_entropy(a: Tensor, real: Tensor | float = 1.0) -> Tensor:
     return -(real * (u * u.log() + (1 - u) * (1 - u).log())).sum(dim=-1)
 
 
+def worth(f: Any, actions: Tensor, rules: Rules, real: Tensor) -> Tensor:
+    """`Q` of each critic, `(agents, critics, B)`, with the entropy of actions if that counts."""
+    q = -f.values(actions)
+    return q + rules.entropy * binary_entropy(actions, real)[:, None] if rules.entropy else q
+
+
 def td_loss(
     agent: Agent, batch: Batch, rules: Rules, step: Callable[..., Any] | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -128,24 +139,21 @@ def td_loss(
     seen, soft = agent.seen, rules.entropy
     with torch.no_grad():
         f = agent.at(batch.next_states, target=True)
-        # Each critic chooses for its share of the states, and the worst of all says what that is
-        # worth: one that chose by its own errors would believe them.
+        # Each critic chooses for its share of the states: it values its own choice too highly, and
+        # the others that choice too little. The least of all is too low, the mean may be too high.
         check_batch_size(batch.actions.shape[1], f.shape[1])
         start = torch.zeros_like(batch.actions).view(math.prod(f.shape), -1, batch.actions.shape[2])
         best = greedy(f.apart(), start, rules.target_steps, rules, step=step)
         best = best.reshape(batch.actions.shape)
-        value = -f.worst(best)
-        if soft:
-            value = value + soft * binary_entropy(best, agent.real)
+        q = worth(f, best, rules, agent.real)
+        value = torch.lerp(q.mean(dim=1), q.amin(dim=1), seen.caution)
         goal = torch.addcmul(batch.rewards / seen.scale, batch.discounts, value)
         if rules.bounded:
             # Entropies, of log 2 for each coordinate at most, are rewards as well.
             most = seen.most / seen.scale + soft * math.log(2) * agent.real.sum(dim=2)
             low, top = (r / (1 - agent.gamma) for r in (seen.least / seen.scale, most))
             goal = torch.minimum(torch.maximum(goal, low), top)
-    found = -agent.at(batch.states).values(batch.actions)
-    if soft:
-        found = found + soft * binary_entropy(batch.actions, agent.real)[:, None]
+    found = worth(agent.at(batch.states), batch.actions, rules, agent.real)
     loss = (found - goal[:, None]).square().mean(dim=2).sum(dim=1)
     return loss, found.detach().mean(dim=(1, 2)) * seen.scale[:, 0]
 
@@ -172,7 +180,7 @@ class Training:
     batch_size: int = 256
     learning_starts: int = 5000
     gradient_steps: int = 1
-    n_steps: int = 1
+    n_steps: int = 3
     noise: float = 0.2
 
     def __post_init__(self):
@@ -192,6 +200,10 @@ class Training:
 
 # Algorithm 3: one network, the entropy in loss and target, nothing standardised; rates of its code.
 PAPER = Training(
-    form=PAPER_FORM, rules=Rules(entropy=1.0, bounded=False, steps=30, target_steps=30), critics=1,
-    standardised=False, slow=False, learning_rate=1e-3, weight_decay=1e-3, tau=1e-3, noise=0.1,
+    form=PAPER_FORM,
+    rules=Rules(
+        entropy=1.0, bounded=False, calibrated=False, mixed=False, steps=30, target_steps=30
+    ),
+    critics=1, standardised=False, slow=False, learning_rate=1e-3, weight_decay=1e-3, tau=1e-3,
+    n_steps=1, noise=0.1,
 )  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from icnn.rl.agent import Agent, shortened
-from icnn.rl.learning import Batch, Training, adam_step, greedy, td_loss
+from icnn.rl.learning import Batch, Training, adam_step, greedy, td_loss, worth
 from icnn.rl.parts import all_fitted
 from icnn.rl.worlds import Moves, Worlds
 
@@ -50,8 +50,14 @@ class Memory(nn.Module):
             getattr(self, name).index_copy_(1, self.size, value[:, None])
         self.size.add_(1)
 
-    def sample(self, picks: Tensor, n_steps: int, gamma: Tensor | float) -> Batch:
-        """Transitions of `n_steps`, or as many as there were, by numbers from 0 to 1."""
+    def sample(
+        self, picks: Tensor, n_steps: int, gamma: Tensor | float, mixed: bool = False
+    ) -> Batch:
+        """Transitions of `n_steps`, or as many as there were, by numbers from 0 to 1.
+
+        If they are mixed, the first, the third and so on are of one step.
+        """
+        far = torch.arange(picks.shape[1], device=picks.device) % 2 if mixed else 1
         rows, first = self.rows, (picks * (self.size - n_steps + 1)).long()
         going, reward = torch.ones_like(picks), torch.zeros_like(picks)
         discount, last = torch.ones_like(picks), first
@@ -61,7 +67,7 @@ class Memory(nn.Module):
             reward = reward + going * gamma**k * gain
             last = torch.where(going > 0, first + k, last)
             discount = torch.where(going > 0, gamma ** (k + 1) * (1 - terminated), discount)
-            going = going * (1 - ended)
+            going = going * (1 - ended) * far
         return Batch(
             self.state[rows, first], self.action[rows, first], reward, self.following[rows, last],
             discount,
@@ -128,6 +134,9 @@ class Stack:
         self.picks, self.jitter = zeros(count, training.batch_size), zeros(count, n)
         # What comes out.
         self.action, self.value = zeros(2, count, n), zeros(count)
+        # What critics thought of an action that is under way, and what is known of the one before.
+        self.believed, self.last = zeros(count, 1), zeros(3, count, 1)
+        self.judged = training.rules.calibrated and training.critics > 1
         self.step, self.testing, self.returns = 0, np.zeros(count, bool), np.zeros(count)
         self.tests: list[list[tuple[int, float, float]]] = [[] for _ in self.seeds]
         self.under_test: tuple[int, list[float]] | None = None
@@ -152,6 +161,9 @@ class Stack:
         best = greedy(f, start, rules.steps, rules, step=self.search)
         self.action.copy_(best.view_as(self.action))
         self.action[0].add_(self.jitter, alpha=self.training.noise).clamp_(-1, 1)
+        if self.judged:
+            q = worth(f, self.action.flatten(end_dim=1)[:, None], rules, self.acting.real)
+            self.believed.copy_(q[: self.count].mean(dim=1))
 
     @torch.no_grad()
     def _copy(self, half: int) -> None:
@@ -168,12 +180,19 @@ class Stack:
         S, n = self.worlds.wide
         state, action, following, rest = self.told.split([S, n, S, 3], dim=1)
         self.memory.add(state=state, action=action, following=following, rest=rest)
-        self.agent.seen.add(state[:, None], rest[:, :1])
+        seen = self.agent.seen
+        seen.add(state[:, None], rest[:, :1])
+        if self.judged:
+            # Not of actions that were drawn at random.
+            own = (self.memory.size > self.training.learning_starts).to(rest.dtype)
+            told = (own * part for part in rest.split(1, dim=1))
+            last = seen.judge(self.agent.gamma, self.last, own * self.believed, *told)
+            self.last.copy_(own * last)
 
     def _learn(self) -> None:
         """One step of all networks."""
         t = self.training
-        batch = self.memory.sample(self.picks, t.n_steps, self.agent.gamma)
+        batch = self.memory.sample(self.picks, t.n_steps, self.agent.gamma, t.rules.mixed)
         loss, value = td_loss(self.agent, batch, t.rules, self.search)
         self.optimizer.zero_grad()
         loss.sum().backward()
@@ -202,7 +221,9 @@ class Stack:
 
     def _tensors(self) -> dict[str, Tensor]:
         """All that learning changes, by name; not the memory, of which nothing counts yet."""
-        found = dict(self.agent.state_dict()) | {"size": self.memory.size, "value": self.value}
+        found = dict(self.agent.state_dict()) | {
+            "size": self.memory.size, "value": self.value, "last": self.last,
+        }  # fmt: skip
         for i, state in enumerate(self.optimizer.state.values()):
             found |= {f"optimizer.{i}.{name}": value for name, value in state.items()}
         return found
@@ -321,7 +342,8 @@ class Stack:
             "settings": self.settings,
             "agent": self.agent.state_dict(), "acting": self.acting.state_dict(),
             "optimizer": self.optimizer.state_dict(), "memory": memory,
-            "value": self.value.tolist(), "step": self.step, "testing": self.testing,
+            "value": self.value.tolist(), "last": self.last.tolist(), "step": self.step,
+            "testing": self.testing,
             "returns": self.returns, "tests": self.tests, "under_test": self.under_test,
             "random": [r.bit_generator.state for r in self.random],
             "worlds": self.worlds.kept(), "moves": list(self.worlds.moves),
@@ -374,6 +396,7 @@ class Stack:
             self.memory.get_buffer(name)[:, : part.shape[1]] = part.to(self.device)
         self.memory.size.fill_(kept["step"])
         self.value.copy_(torch.tensor(kept["value"]))
+        self.last.copy_(torch.tensor(kept["last"]))
         for name in ("step", "testing", "returns", "tests", "under_test"):
             setattr(self, name, kept[name])
         for random, state in zip(self.random, kept["random"], strict=True):
