@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 import icnn
 from icnn.rl import ICNNQ, NAF, PAPER, Budget, Checkpoint, Form, Quadratics, Rules, resume
-from icnn.rl.learning import Training
+from icnn.rl.learning import Training, td_loss
 from icnn.rl.policy import GreedyPolicy
 
 ALGORITHMS = [ICNNQ, NAF]
@@ -85,9 +85,12 @@ def test_values_know_truncated_from_terminated():
         assert float(value) == pytest.approx(worth, abs=0.3)
 
 
-def test_algorithm_and_stack_learn_the_same_caution():
-    """Of one environment that does not terminate, with critics that stay as they are."""
-    model = small(ICNNQ, learning_rate=0.0, policy_kwargs={"form": Form((32,), (16,))}, noise=0.3)
+@pytest.mark.parametrize("truncated", [True, False])
+@pytest.mark.parametrize("envs", [1, 3])
+def test_caution_is_learned_from_steps_that_critics_chose(truncated: bool, envs: int):
+    """By hand, with critics that stay as they are; then where it must not be learned."""
+    env = make_vec_env(lambda: Identity(10, truncated), envs, seed=0)
+    model = small(ICNNQ, env, learning_rate=0.0, learning_starts=30 * envs)
     found: list[list[torch.Tensor]] = []
     seen = model.policy.agent.seen
     judge = seen.judge
@@ -97,19 +100,36 @@ def test_algorithm_and_stack_learn_the_same_caution():
         return judge(*told)
 
     seen.judge = noted  # pyright: ignore[reportAttributeAccessIssue]
-    model.learn(150)
+    seen.caution.fill_(0.5)
+    model.learn(80 * envs)
     assert len(found) == 50, "not of actions that were drawn"
-    caution = 1.0
-    for k, (gamma, _, q, _, terminated, ended) in enumerate(found):
-        assert not terminated.any(), "cut off, and no more"
-        assert bool(ended) == (k % 10 == 9)
+    total = 0.0
+    for k, (gamma, _, q, rewards, terminated, ended) in enumerate(found):
+        assert q.shape == (1, envs)
+        assert ended.all() == (k % 10 == 9)
+        assert torch.equal(terminated, ended * (not truncated)), "cut off, and no more"
         if k % 10:
             before = found[k - 1]
-            off = before[3] / seen.scale + gamma * q - before[2]
-            caution = min(1.0, max(0.0, caution - 1e-3 * float(off)))
-    assert float(seen.caution) == pytest.approx(caution, abs=1e-5)
-    fixed = small(ICNNQ, rules=Rules(calibrated=False)).learn(200)
-    assert float(fixed.policy.agent.seen.caution) == 1
+            total += float((before[3] / seen.scale + gamma * q - before[2]).mean())
+        if terminated.any():
+            total += float((rewards / seen.scale - q).mean())
+    assert float(seen.caution) == pytest.approx(0.5 - 1e-3 * total, abs=1e-5)
+    assert abs(1e-3 * total) > 1e-3, "or the test says nothing"
+    model.constrain(icnn.Box(torch.tensor([0.0, 2.5]), torch.tensor([1.0, 3.0])))
+    model.learn(20 * envs, reset_num_timesteps=False)
+    assert len(found) == 50, "less comes under a constraint, and nobody was wrong"
+
+
+def test_targets_without_calibration_are_of_the_least(tmp_path: Path):
+    model = small(ICNNQ)
+    model.policy.agent.seen.caution.fill_(0.2)
+    model.save(tmp_path / "agent")
+    model = ICNNQ.load(tmp_path / "agent", Identity(), rules=Rules(calibrated=False)).learn(200)
+    assert float(model.policy.agent.seen.caution) == pytest.approx(0.2), "nothing is learned"
+    batch, agent = model._sample(64), model.policy.agent
+    loss, _ = td_loss(agent, batch, model.rules)
+    agent.seen.caution.fill_(1.0)
+    torch.testing.assert_close(loss, td_loss(agent, batch, Rules())[0])
 
 
 def test_the_same_seed_gives_the_same_agent():
@@ -139,11 +159,17 @@ def test_save_and_load(learned: ICNNQ, tmp_path: Path):
                           learned.predict(states, deterministic=True)[0])  # fmt: skip
 
 
+@pytest.mark.parametrize("own_buffer", [False, True])
 @pytest.mark.parametrize("algorithm", [ICNNQ, SAC])
-def test_a_run_that_was_stopped_goes_on_to_the_same_end(algorithm: Any, tmp_path: Path):
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(
+    algorithm: Any, own_buffer: bool, tmp_path: Path
+):
     """Ours, and others: nothing in it is about ours."""
     options: dict[str, Any] = {"seed": 0, "learning_starts": 50, "batch_size": 16, "device": "cpu"}
     options |= {"buffer_size": 1000}
+    if own_buffer:
+        options["replay_buffer_class"] = NStepReplayBuffer
+        options["replay_buffer_kwargs"] = {"n_steps": 3, "gamma": 0.5}
     whole = algorithm("MlpPolicy", Identity(7), **options)
     whole.learn(150, callback=Checkpoint(tmp_path / "whole", 40))
     first = algorithm("MlpPolicy", Identity(7), **options)
@@ -323,8 +349,9 @@ def test_defaults_are_the_same_everywhere():
     options, given = Training().options(), inspect.signature(ICNNQ).parameters
     policy = inspect.signature(GreedyPolicy).parameters
     for name, value in options.items():
-        if name not in ("policy_kwargs", "rules"):
+        if name not in ("policy_kwargs", "rules", "n_steps"):
             assert given[name].default == value, name
+    assert small(ICNNQ).n_steps == options["n_steps"], "unless there is a buffer of one's own"
     for name, value in options["policy_kwargs"].items():
         assert name == "form" or policy[name].default == value, name
 
@@ -342,7 +369,10 @@ def test_the_paper_s_algorithm():
     assert model.rules.entropy == 1
     assert len(model.policy.agent.critics.weights["head0"]) == 1
     assert not model.policy.agent.seen.used
-    assert model.rules == Rules(entropy=1.0, bounded=False, steps=30, target_steps=30)
+    assert model.rules == Rules(
+        entropy=1.0, bounded=False, calibrated=False, mixed=False, steps=30, target_steps=30
+    )
+    assert model.n_steps == 1
 
 
 class Refused(Identity):

@@ -380,6 +380,7 @@ def test_caution_is_what_steps_teach():
     seen.square.fill_(4.0)
     seen.caution.fill_(0.5)
     last = torch.zeros(3, 2, 3).double()
+    assert seen.scale.eq(2).all()
     for k in range(steps):
         last = seen.judge(gamma, last, q[k], r[k], terminated[k], ended[k])
     for i in range(2):

@@ -11,7 +11,8 @@ Where it differs from the paper:
    steps, and targets that are not clipped; batches of 256, exploration by normal noise of 0.1 and
    5,000 random steps at the beginning are ours.
 3. ICNNQ has two networks with layer norms along the state, each of which chooses actions in half of
-   the targets, standardised states, bounded targets, no entropy; in tests slow copies act: see
+   the targets; targets are bounded, lie between the mean and the least Q, every other one sums up
+   three steps. States are standardised, there is no entropy, and in tests slow copies act: see
    `icnn.rl`.
 4. A swimmer's discount is 0.9999, for all algorithms; 0.99 elsewhere.
 5. Algorithms of Stable-Baselines3 are as they come; TD3 and DDPG have the noise of its documents.
@@ -325,7 +326,7 @@ def filmed(settings: Settings, runs: list[dict[str, Any]]) -> Path:
     best = max(mine, key=lambda r: float(np.mean(r["final"])))["settings"]
     name = f"{best['task']}-{best['algo']}-{best['seed']}"
     # A camera that follows, where a task has one.
-    follows = {"camera_name": "track"} if best["task"] not in FIXED else {}
+    follows: dict[str, Any] = {"camera_name": "track"} if best["task"] not in FIXED else {}
     size = {"width": 240, "height": 240}
     env = gym.make(f"{best['task']}-v5", render_mode="rgb_array", **size, **follows)
     model = model_of(settings.out / "agents" / f"{name}.pt", env)

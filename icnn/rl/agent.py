@@ -10,7 +10,7 @@ from icnn.rl.critics import Critics, CriticsAt
 from icnn.rl.quadratics import QuadraticCritics, QuadraticsAt
 
 FAR = 5.0  # standard deviations from the mean at which a state is cut off
-PACE = 1e-3  # what an error of one unit of values changes of the caution
+PACE = 1e-3  # what an error as large as a usual reward changes of the caution
 
 
 class Seen(nn.Module):
@@ -76,8 +76,9 @@ class Seen(nn.Module):
 
             r + gamma Q(s', a') - Q(s, a)
 
-        is zero on average where values are right, whatever the policy. Below zero, more was
-        promised than came: targets move towards the least of critics. Above zero, to their mean.
+        is zero on average if `Q`, the mean of critics, is right for those who act. Below zero, more
+        was promised than came: targets move towards the least of critics. Above zero, to their
+        mean. Those who act also explore, which targets do not: what that costs adds to the caution.
 
         Args:
             gamma: Discounts, `(agents, 1)`.
@@ -90,7 +91,8 @@ class Seen(nn.Module):
         before, gain, going = last.unbind()
         off = going * (gain / self.scale + gamma * believed - before)
         off = off + terminated * (rewards / self.scale - believed)
-        self.caution.sub_(PACE * off.mean(dim=1, keepdim=True)).clamp_(0, 1)
+        off = off.mean(dim=1, keepdim=True) * (self.scale / self.size)
+        self.caution.sub_(PACE * off).clamp_(0, 1)
         return torch.stack([believed, rewards, 1 - ended])
 
     def forward(self, states: Tensor) -> Tensor:
@@ -100,10 +102,14 @@ class Seen(nn.Module):
         return self.length * away
 
     @property
+    def size(self) -> Tensor:
+        """The root of the mean square of rewards, `(agents, 1)`; 1 if there are none."""
+        return torch.where(self.square > 0, self.square.sqrt(), 1.0)
+
+    @property
     def scale(self) -> Tensor:
-        """The unit of values, `(agents, 1)`: the root of the mean square of rewards; 1 if none."""
-        size = self.square.sqrt()
-        return torch.where((size > 0) & self.used, size, 1.0)
+        """The unit of values."""
+        return self.size if self.used else torch.ones_like(self.square)
 
 
 def shortened(dim: int) -> float:

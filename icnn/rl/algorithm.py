@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from stable_baselines3.common.base_class import maybe_make_env
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -88,11 +88,12 @@ class ICNNQ(OffPolicyAlgorithm):
         self.domain: Domain | None = None
         self._last: Tensor | None = None  # what is known of the last step
         self.own_buffer = replay_buffer_class is None
+        if n_steps is None:
+            n_steps = 3 if self.own_buffer else 1
         super().__init__(
             policy, env, learning_rate, buffer_size, learning_starts, batch_size, tau, gamma,
             train_freq, gradient_steps, action_noise, replay_buffer_class, replay_buffer_kwargs,
-            n_steps=n_steps or (3 if replay_buffer_class is None else 1),
-            policy_kwargs=policy_kwargs,
+            n_steps=n_steps, policy_kwargs=policy_kwargs,
             stats_window_size=stats_window_size, tensorboard_log=tensorboard_log, verbose=verbose,
             device=device, seed=seed, sde_support=False, support_multi_env=True,
         )  # fmt: skip
@@ -163,23 +164,23 @@ class ICNNQ(OffPolicyAlgorithm):
         self._n_updates += gradient_steps
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/loss", float(torch.stack(losses).mean()))
-        self.logger.record("train/caution", float(agent.seen.caution))
+        if self._judges:
+            self.logger.record("train/caution", float(agent.seen.caution))
         self.logger.record("train/q", float(torch.stack(values).mean()))
 
     def _sample(self, size: int) -> Batch:
         """Transitions; if they are mixed, the first, the third and so on are of one step."""
-        buffer: Any = self.replay_buffer
-        n_steps = getattr(buffer, "n_steps", 1)
-        if n_steps == 1 or not self.rules.mixed:
+        buffer = self.replay_buffer
+        if not (self.rules.mixed and isinstance(buffer, NStepReplayBuffer)):
             return self._drawn(size)
-        half = -(-size // 2)
+        n_steps, half = buffer.n_steps, -(-size // 2)
         try:
             buffer.n_steps = 1
             near = self._drawn(half)
         finally:
             buffer.n_steps = n_steps
         far = self._drawn(size - half)
-        order = torch.arange(2 * half).view(2, half).T.flatten()[:size]
+        order = torch.arange(2 * half, device=self.device).view(2, half).T.flatten()[:size]
         return Batch(*(torch.cat(pair, dim=1)[:, order] for pair in zip(near, far, strict=True)))
 
     def _drawn(self, size: int) -> Batch:
@@ -214,6 +215,10 @@ class ICNNQ(OffPolicyAlgorithm):
         self._judge(states, buffer_action, rewards, ended, terminated)
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
+    @property
+    def _judges(self) -> bool:
+        return self.rules.judges(self.policy.options["critics"])
+
     @torch.no_grad()
     def _judge(
         self, states: Tensor, actions: np.ndarray, rewards: Tensor, ended: Tensor,
@@ -222,7 +227,9 @@ class ICNNQ(OffPolicyAlgorithm):
         """Learn how cautious targets should be, from actions that critics have chosen."""
         agent, rules = self.policy.agent, self.rules
         drawn = self.num_timesteps - self.n_envs < self.learning_starts
-        if drawn or not rules.calibrated or self.policy.options["critics"] == 1:
+        # Under a constraint less comes than targets say, which are of all actions: nobody is wrong.
+        if drawn or not self._judges or self.domain is not None:
+            self._last = None
             return
         taken = torch.as_tensor(actions, dtype=torch.float32, device=self.device)[None]
         believed = worth(agent.at(states), taken, rules, agent.real).mean(dim=1)
@@ -235,7 +242,7 @@ class ICNNQ(OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> Self:  # fmt: skip
         name = type(self).__name__ if tb_log_name is None else tb_log_name
-        if reset_num_timesteps:
+        if reset_num_timesteps or self._last_obs is None:
             self._last = None  # episodes begin
         return super().learn(
             total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar

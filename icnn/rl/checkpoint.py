@@ -82,11 +82,12 @@ def resume(algorithm: type[OffPolicyAlgorithm], path: str | Path, env: Any, **op
     kept = pickle.loads(Path(path).read_bytes())
     env = maybe_make_env(env, 0)
     model: Any = algorithm.load(io.BytesIO(kept["model"]), env=env, force_reset=False, **options)
-    model.replay_buffer = kept["replay_buffer"]
+    made, model.replay_buffer = model.replay_buffer, kept["replay_buffer"]
     model.replay_buffer.device = model.device
     if isinstance(model.replay_buffer, NStepReplayBuffer):
         # Transitions are those of single steps: sums of them are made when they are drawn.
-        model.replay_buffer.n_steps, model.replay_buffer.gamma = model.n_steps, model.gamma
+        like = made if isinstance(made, NStepReplayBuffer) else model
+        model.replay_buffer.n_steps, model.replay_buffer.gamma = like.n_steps, like.gamma
     for name, value in pickle.loads(kept["normalised"]).items():
         setattr(model.get_vec_normalize_env(), name, value)
     begin(model)

@@ -43,6 +43,10 @@ class Rules:
     calibrated: bool = True
     mixed: bool = True
 
+    def judges(self, critics: int) -> bool:
+        """Whether there is anything to calibrate."""
+        return self.calibrated and critics > 1
+
 
 class Batch(NamedTuple):
     """Transitions: `(agents, B, ...)`, rewards and discounts `(agents, B)`, actions in [-1, 1]."""
@@ -146,7 +150,9 @@ def td_loss(
         best = greedy(f.apart(), start, rules.target_steps, rules, step=step)
         best = best.reshape(batch.actions.shape)
         q = worth(f, best, rules, agent.real)
-        value = torch.lerp(q.mean(dim=1), q.amin(dim=1), seen.caution)
+        value = q.amin(dim=1)
+        if rules.judges(q.shape[1]):
+            value = torch.lerp(q.mean(dim=1), value, seen.caution)
         goal = torch.addcmul(batch.rewards / seen.scale, batch.discounts, value)
         if rules.bounded:
             # Entropies, of log 2 for each coordinate at most, are rewards as well.

@@ -136,7 +136,7 @@ class Stack:
         self.action, self.value = zeros(2, count, n), zeros(count)
         # What critics thought of an action that is under way, and what is known of the one before.
         self.believed, self.last = zeros(count, 1), zeros(3, count, 1)
-        self.judged = training.rules.calibrated and training.critics > 1
+        self.judged = training.rules.judges(training.critics)
         self.step, self.testing, self.returns = 0, np.zeros(count, bool), np.zeros(count)
         self.tests: list[list[tuple[int, float, float]]] = [[] for _ in self.seeds]
         self.under_test: tuple[int, list[float]] | None = None
