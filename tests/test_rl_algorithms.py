@@ -243,6 +243,12 @@ def test_settings_that_do_not_fit_are_refused_at_the_door():
     with pytest.raises(ValueError, match="`gamma` must be below 1 for targets that are bounded"):
         small(ICNNQ, gamma=1.0)
     small(ICNNQ, gamma=1.0, rules=Rules(bounded=False))
+    for name, value in (("n_steps", 0), ("noise", -1.0), ("rules", {"steps": 3})):
+        with pytest.raises(ValueError, match=f"`{name}` must be"):
+            small(ICNNQ, **{name: value})
+    for name, value in (("steps", 0), ("target_steps", -1), ("rate", -1.0), ("entropy", -0.1)):
+        with pytest.raises(ValueError, match=f"`{name}` must be"):
+            Rules(**{name: value})
 
 
 def test_checkpoints_of_several_environments_are_refused(tmp_path: Path):
@@ -326,6 +332,14 @@ def test_a_budget_without_learning_anew(algorithm: Any):
     assert model.replay_buffer is not None
     last = model.replay_buffer.actions[model.replay_buffer.pos - 30 : model.replay_buffer.pos, 0]
     assert (np.abs(last * Symmetric.HIGH).sum(axis=1) <= 0.6 + 1e-6).all()
+    for bad, told in (
+        (0.5, "an icnn.Box, an icnn.rl.Budget or a domain of yours"),
+        (spaces.Box(0, 1), "an icnn.Box, an icnn.rl.Budget or a domain of yours"),
+        (icnn.Box(torch.zeros(3), torch.ones(3)), "must be of 2 coordinates"),
+        (icnn.Box(torch.zeros(1, 3), torch.ones(1, 3)), "must be of 2 coordinates"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            model.constrain(bad)  # pyright: ignore[reportArgumentType]
     for domain in (Budget(0.6), icnn.Box(-2.0, 0.0)):
         with pytest.raises(ValueError, match="`domain` must lie in the action space"):
             model.constrain(domain)

@@ -1,7 +1,7 @@
 """Section 6.4 and supplements E and H of the paper: control without an actor, `-Q` convex in `a`.
 
 Each run has 100,000 steps, a test episode every 1,000, and ten at the end. Two tables: the mean of
-the ten, and the maximum over all test episodes, which is what the paper reports.
+the ten, and the maximum over the test episodes of training, which is what the paper reports.
 
 Where it differs from the paper:
 
@@ -108,7 +108,7 @@ def run(settings: Settings) -> dict[str, Any]:
     pictures = [drawn(settings.out, runs)]
     tables = {
         "Mean return of ten test episodes at the end; mean and spread over seeds.": told["rows"],
-        "The maximum over all test episodes, as in the paper.": told["maxima"],
+        "The maximum over the test episodes of training, as in the paper.": told["maxima"],
         "Median of Q at the end, least and largest of all seeds.": told["values"],
         "Improvements one by one.": told["changes"],
     }

@@ -12,6 +12,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from torch import Tensor
 
+from icnn.checks import check_count, check_instance, check_number
 from icnn.energies.energy import Energy
 from icnn.rl.learning import Batch, Rules, check_batch_size, td_loss, worth
 from icnn.rl.policy import (
@@ -84,12 +85,14 @@ class ICNNQ(OffPolicyAlgorithm):
         env = maybe_make_env(env, verbose)
         if env is not None:  # as in `load`
             check_spaces(env.observation_space, env.action_space)
-        self.rules, self.noise = rules or Rules(), noise
+        self.rules = Rules() if rules is None else check_instance("rules", rules, Rules)
+        self.noise = check_number("noise", noise, minimum=0)
         self.domain: Domain | None = None
         self._last: Tensor | None = None  # what is known of the last step
         self.own_buffer = replay_buffer_class is None
         if n_steps is None:
             n_steps = 3 if self.own_buffer else 1
+        check_count("n_steps", n_steps)
         super().__init__(
             policy, env, learning_rate, buffer_size, learning_starts, batch_size, tau, gamma,
             train_freq, gradient_steps, action_noise, replay_buffer_class, replay_buffer_kwargs,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from icnn.checks import check_count, check_number
 from icnn.rl.agent import Agent
 from icnn.rl.critics import PAPER_FORM, Form
 from icnn.rl.quadratics import Quadratics
@@ -42,6 +43,12 @@ class Rules:
     bounded: bool = True
     calibrated: bool = True
     mixed: bool = True
+
+    def __post_init__(self):
+        check_count("steps", self.steps)
+        check_count("target_steps", self.target_steps)
+        check_number("rate", self.rate, minimum=0)
+        check_number("entropy", self.entropy, minimum=0)
 
     def judges(self, critics: int) -> bool:
         """Whether there is anything to calibrate."""

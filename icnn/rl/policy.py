@@ -223,7 +223,17 @@ def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) ->
 
 def check_domain(domain: Domain, policy: GreedyPolicy) -> None:
     """Within the action space, as far as each coordinate by itself can tell."""
+    if not isinstance(domain, Domain):
+        raise ValueError(
+            f"`domain` must be an icnn.Box, an icnn.rl.Budget or a domain of yours, got {domain!r}"
+        )
     axes = torch.eye(policy.dims[1], device=policy.low.device)
+    try:
+        fits = domain.minimise(axes, 0.0).shape == axes.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"`domain` must be of {len(axes)} coordinates, got {domain!r}")
     for sign, bound in ((1, policy.low), (-1, policy.high)):
         end = domain.minimise(sign * axes, 0.0).diagonal()
         slack = 1e-6 * (1 + bound.abs())
