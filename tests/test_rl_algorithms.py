@@ -246,7 +246,8 @@ def test_settings_that_do_not_fit_are_refused_at_the_door():
     for name, value in (("n_steps", 0), ("noise", -1.0), ("rules", {"steps": 3})):
         with pytest.raises(ValueError, match=f"`{name}` must be"):
             small(ICNNQ, **{name: value})
-    for name, value in (("steps", 0), ("target_steps", -1), ("rate", -1.0), ("entropy", -0.1)):
+    bad: dict[str, Any] = {"steps": 0, "target_steps": -1, "rate": -1.0, "entropy": -0.1}
+    for name, value in bad.items():
         with pytest.raises(ValueError, match=f"`{name}` must be"):
             Rules(**{name: value})
 
