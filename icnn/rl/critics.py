@@ -19,6 +19,7 @@ from icnn.energies.activations import smooth_plus
 from icnn.energies.compose import Sum
 from icnn.energies.energy import Dense, Energy
 from icnn.energies.picnn import PICNN, PartialLayer, XLayer
+from icnn.kernels.products import product
 from icnn.rl.parts import Parts
 
 
@@ -172,7 +173,7 @@ class CriticsAt:
         below = 0
         for i in range(depth + 1):
             width = form.hidden[i] if i < depth else 1
-            out = torch.baddbmm(weights[f"bias{i}"], u, weights[f"head{i}"])
+            out = product(weights[f"bias{i}"], u, weights[f"head{i}"])
             next_u = form.state[i] if i < depth else 0
             sizes = next_u, width, n, below
             v, bias, gate_y, gate_z, _ = out.split([*sizes, out.shape[2] - sum(sizes)], dim=2)
@@ -221,7 +222,7 @@ class CriticsAt:
         for wy, bias, gate_y, wz, gate_z in self.layers:
             total = torch.baddbmm(bias, a * gate_y, wy)
             if wz is not None:
-                total = torch.baddbmm(total, z * gate_z, wz)
+                total = product(total, z * gate_z, wz)
             z = self.act(total)
         return self._total(a, z).unflatten(0, self.shape)
 
@@ -253,7 +254,7 @@ class CriticsAt:
         for wy, bias, gate_y, wz, gate_z in self.layers:
             total = torch.baddbmm(bias, a * gate_y, wy)
             if wz is not None:
-                total = torch.baddbmm(total, self.act(sums[-1]) * gate_z, wz)
+                total = product(total, self.act(sums[-1]) * gate_z, wz)
             sums.append(total)
         gradient = self.slope_y if self.bowl is None else torch.addcmul(self.slope_y, self.bowl, a)
         back = self.slope_z
@@ -263,7 +264,7 @@ class CriticsAt:
             back = back * (total.sigmoid() if self.act is smooth_plus else (total > 0).to(a.dtype))
             gradient = torch.addcmul(gradient, torch.bmm(back, wy.mT), gate_y)
             if wz is not None:
-                back = torch.bmm(back, wz.mT) * gate_z
+                back = product(None, back, wz.mT) * gate_z
         return gradient, sums[-1]
 
 
