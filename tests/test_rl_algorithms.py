@@ -205,9 +205,9 @@ def test_two_quadratics_learn():
     assert all(bool(p.isfinite().all()) for p in model.policy.parameters())
 
 
-@pytest.mark.parametrize("mixed", [True, False])
-def test_every_other_target_has_one_step(mixed: bool):
-    model = small(ICNNQ, Identity(10), rules=Rules(mixed=mixed), learning_starts=200).learn(200)
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
+def test_a_share_of_targets_has_several_steps(share: float):
+    model = small(ICNNQ, Identity(10), rules=Rules(far=share), learning_starts=200).learn(200)
     buffer = model.replay_buffer
     assert isinstance(buffer, NStepReplayBuffer)
     batch = model._sample(63)
@@ -215,7 +215,8 @@ def test_every_other_target_has_one_step(mixed: bool):
     states, rewards = (torch.from_numpy(x[:200, 0]) for x in (buffer.observations, buffer.rewards))
     for j in range(63):
         first = int((states == batch.states[0, j]).all(dim=1).nonzero())
-        steps = 1 if mixed and j % 2 == 0 else min(3, 10 - first % 10)
+        far = int((j + 1) * share) > int(j * share)
+        steps = min(3, 10 - first % 10) if far else 1
         expected = sum(0.5**k * rewards[first + k] for k in range(steps))
         assert float(batch.rewards[0, j]) == pytest.approx(float(expected), abs=1e-5)
         assert float(batch.discounts[0, j]) == pytest.approx(0.5**steps)
@@ -385,7 +386,7 @@ def test_the_paper_s_algorithm():
     assert len(model.policy.agent.critics.weights["head0"]) == 1
     assert not model.policy.agent.seen.used
     assert model.rules == Rules(
-        entropy=1.0, bounded=False, calibrated=False, mixed=False, steps=30, target_steps=30
+        entropy=1.0, bounded=False, calibrated=False, far=1.0, steps=30, target_steps=30
     )
     assert model.n_steps == 1
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from icnn.rl import Form, Quadratics, Rules
-from icnn.rl.learning import Batch, Training
+from icnn.rl import stack as module
+from icnn.rl.learning import Batch, Training, is_far
 from icnn.rl.stack import Memory, Stack, run
 from icnn.rl.worlds import RESET, Worlds
 
@@ -165,8 +166,8 @@ def by_hand(
             return reward, first + k - 1, 0.0 if terminated else gamma**k
 
 
-@pytest.mark.parametrize(("n", "mixed"), [(1, False), (3, False), (3, True)])
-def test_n_steps_end_with_the_episode(n: int, mixed: bool):
+@pytest.mark.parametrize(("n", "share"), [(1, 1.0), (3, 1.0), (3, 0.5), (3, 0.0)])
+def test_n_steps_end_with_the_episode(n: int, share: float):
     torch.manual_seed(0)
     memory = Memory(2, 40, (3, 2)).double()
     for _ in range(30):
@@ -178,15 +179,15 @@ def test_n_steps_end_with_the_episode(n: int, mixed: bool):
             rest=torch.stack([torch.rand(2).double(), terminated, ended], dim=1),
         )  # fmt: skip
     picks = torch.rand(2, 200, dtype=torch.float64)
-    batch: Batch = memory.sample(picks, n, 0.9, mixed)
+    far = is_far(200, share)
+    assert int(far.sum()) == 200 * share
+    batch: Batch = memory.sample(picks, n, 0.9, far)
     first = (picks * (30 - n + 1)).long()
     assert int(first.max()) == 30 - n
     for agent in range(2):
         for j in range(200):
             i = int(first[agent, j])
-            reward, last, discount = by_hand(
-                memory, agent, i, 1 if mixed and j % 2 == 0 else n, 0.9
-            )
+            reward, last, discount = by_hand(memory, agent, i, n if far[j] else 1, 0.9)
             assert float(batch.rewards[agent, j]) == pytest.approx(reward)
             assert float(batch.discounts[agent, j]) == pytest.approx(discount)
             assert torch.equal(batch.states[agent, j], memory.state[agent, i])
@@ -236,3 +237,16 @@ def test_other_algorithms_in_stacks():
         stack = stack_of([3], 120, training)
         run([stack])
         assert all(bool(p.isfinite().all()) for p in stack.agent.parameters())
+
+
+def test_what_is_compiled_does_the_same(monkeypatch: pytest.MonkeyPatch):
+    training = replace(TRAINING, batch_size=64, form=Form((256,), (256,)), learning_starts=60)
+    plain = stack_of([0], 70, training)
+    run([plain])
+    monkeypatch.setattr(module, "LONG", 70)
+    quick = stack_of([0], 70, training)
+    assert quick.act != quick._act or not module.compiles()
+    run([quick])
+    torch.testing.assert_close(quick.memory.rest, plain.memory.rest, atol=1e-4, rtol=1e-3)
+    for name, value in plain._tensors().items():
+        torch.testing.assert_close(quick._tensors()[name], value, atol=1e-3, rtol=1e-2)

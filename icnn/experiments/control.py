@@ -11,7 +11,7 @@ Where it differs from the paper:
    steps, and targets that are not clipped; batches of 256, exploration by normal noise of 0.1 and
    5,000 random steps at the beginning are ours.
 3. ICNNQ has two networks with layer norms along the state, each of which chooses actions in half of
-   the targets; targets are bounded, lie between the mean and the least Q, every other one sums up
+   the targets; targets are bounded, lie between the mean and the least Q, a quarter of them sums up
    three steps. States are standardised, there is no entropy, and in tests slow copies act: see
    `icnn.rl`.
 4. A swimmer's discount is 0.9999, for all algorithms; 0.99 elsewhere.
@@ -93,7 +93,7 @@ def run(settings: Settings) -> dict[str, Any]:
         steps, episodes, every = 500, 2, 250
     jobs = [
         Job(task, algo, settings.seed + i, steps, every, episodes)
-        for task in settings.tasks for algo in settings.algos for i in range(settings.seeds)
+        for i in range(settings.seeds) for algo in settings.algos for task in settings.tasks
     ]  # fmt: skip
     settings.out.mkdir(parents=True, exist_ok=True)
     missing = [job for job in jobs if read(settings.out / f"{job}.json", job, settings) is None]
@@ -186,7 +186,7 @@ def spread(missing: list[Job], settings: Settings) -> None:
     ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
     out = settings.out.resolve()
 
-    @ray.remote(num_cpus=1)
+    @ray.remote(num_cpus=1, max_calls=1)  # what one has compiled is of no use to the next
     def one(job: Job) -> tuple[Job, dict[str, Any] | None]:
         import torch
 

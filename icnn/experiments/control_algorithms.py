@@ -34,12 +34,12 @@ IMPROVEMENTS = {
     "bare": ("rules.entropy", "rules.steps", "rules.target_steps"),
     "rates": ("learning_rate", "tau", "slow"),
     "decay": ("weight_decay",),
-    "n-steps": ("n_steps", "rules.mixed"),
+    "n-steps": ("n_steps", "rules.far"),
     "noise": ("noise",),
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "entropy": {"rules.entropy": 0.1},
-    "all-n-steps": {"rules.mixed": False},
+    "all-n-steps": {"rules.far": 1.0},
     "least": {"rules.calibrated": False},
     "updates": {"gradient_steps": 2},
     "gates": {"form.bounded_gates": True},
@@ -57,7 +57,7 @@ WHAT = {
     "decay": "more weight decay",
     "noise": "more noise in exploration",
     "entropy": "an entropy of 0.1",
-    "n-steps": "every other target of three steps",
+    "n-steps": "a quarter of targets of three steps",
     "all-n-steps": "all targets of three steps",
     "updates": "two updates a step",
     "gates": "bounded gates",

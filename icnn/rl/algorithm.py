@@ -14,7 +14,7 @@ from torch import Tensor
 
 from icnn.checks import check_count, check_instance, check_number
 from icnn.energies.energy import Energy
-from icnn.rl.learning import Batch, Rules, check_batch_size, td_loss, worth
+from icnn.rl.learning import Batch, Rules, check_batch_size, is_far, td_loss, worth
 from icnn.rl.policy import (
     GreedyPolicy,
     InUnits,
@@ -37,7 +37,7 @@ class ICNNQ(OffPolicyAlgorithm):
         policy: `"MlpPolicy"`.
         env: An environment, or its name. Actions must lie in a bounded box.
         learning_rate: Of AdamW; a number or a schedule.
-        n_steps: Of targets; 3, or 1 with a replay buffer of your own. Every other one has one step.
+        n_steps: Of some targets, see `icnn.rl.Rules`; 3, or 1 with a replay buffer of your own.
         noise: The standard deviation of what is added to actions in training; the box is 2 wide.
         rules: How to learn and to look for actions, see `icnn.rl.Rules`.
         policy_kwargs: `form` of critics, see `icnn.rl.Form`; how many `critics`; whether states are
@@ -60,11 +60,11 @@ class ICNNQ(OffPolicyAlgorithm):
         self,
         policy: str | type[GreedyPolicy],
         env: GymEnv | str,
-        learning_rate: float | Schedule = 5e-4,
+        learning_rate: float | Schedule = 8e-4,
         buffer_size: int = 1_000_000,
         learning_starts: int = 5000,
         batch_size: int = 256,
-        tau: float = 0.01,
+        tau: float = 0.02,
         gamma: float = 0.99,
         train_freq: int | tuple[int, str] = 1,
         gradient_steps: int = 1,
@@ -172,19 +172,24 @@ class ICNNQ(OffPolicyAlgorithm):
         self.logger.record("train/q", float(torch.stack(values).mean()))
 
     def _sample(self, size: int) -> Batch:
-        """Transitions; if they are mixed, the first, the third and so on are of one step."""
+        """Transitions, some of several steps and the rest of one."""
         buffer = self.replay_buffer
-        if not (self.rules.mixed and isinstance(buffer, NStepReplayBuffer)):
+        if not isinstance(buffer, NStepReplayBuffer) or self.rules.far == 1:
             return self._drawn(size)
-        n_steps, half = buffer.n_steps, -(-size // 2)
+        far, n_steps = is_far(size, self.rules.far), buffer.n_steps
+        count = int(far.sum())
         try:
             buffer.n_steps = 1
-            near = self._drawn(half)
+            near = self._drawn(size - count)
         finally:
             buffer.n_steps = n_steps
-        far = self._drawn(size - half)
-        order = torch.arange(2 * half, device=self.device).view(2, half).T.flatten()[:size]
-        return Batch(*(torch.cat(pair, dim=1)[:, order] for pair in zip(near, far, strict=True)))
+        if not count:
+            return near
+        # Where each stands: the k-th that is far is the k-th of those drawn last.
+        order = torch.where(far, size - count + far.cumsum(0), (~far).cumsum(0)) - 1
+        order = order.to(self.device)
+        pairs = zip(near, self._drawn(count), strict=True)
+        return Batch(*(torch.cat(pair, dim=1)[:, order] for pair in pairs))
 
     def _drawn(self, size: int) -> Batch:
         """Transitions as the buffer has them."""

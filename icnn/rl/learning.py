@@ -5,7 +5,7 @@ adds, a certificate for each example, costs more here than the steps themselves.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ class Rules:
         bounded: Whether targets are kept within what rewards seen so far can sum up to.
         calibrated: Whether targets of several critics lie where steps that were made show them to
             be right, between their mean and the least; else they are the least.
-        mixed: Whether every other target of a batch is of one step, whatever `n_steps` is.
+        far: The share of targets that sum up `n_steps`; the rest are of one step.
     """
 
     steps: int = 10
@@ -42,13 +42,15 @@ class Rules:
     entropy: float = 0.0
     bounded: bool = True
     calibrated: bool = True
-    mixed: bool = True
+    far: float = 0.25
 
     def __post_init__(self):
         check_count("steps", self.steps)
         check_count("target_steps", self.target_steps)
         check_number("rate", self.rate, minimum=0)
         check_number("entropy", self.entropy, minimum=0)
+        if check_number("far", self.far, minimum=0) > 1:
+            raise ValueError(f"`far` must be at most 1, a share, got {self.far!r}")
 
     def judges(self, critics: int) -> bool:
         """Whether there is anything to calibrate."""
@@ -90,7 +92,7 @@ def greedy(
     if best is not None and project is whole and not rules.entropy:
         return best
     a, mean, square = start, torch.zeros_like(start), torch.zeros_like(start)
-    for length in lengths(steps, rules.rate, start.device):
+    for length in lengths(steps, rules.rate, None if step is None else start.device):
         a, mean, square = (step or adam_step)(
             f, a, mean, square, length, rules.entropy, project, joint
         )
@@ -98,7 +100,7 @@ def greedy(
 
 
 def adam_step(
-    f: Any, a: Tensor, mean: Tensor, square: Tensor, length: Tensor, entropy: float,
+    f: Any, a: Tensor, mean: Tensor, square: Tensor, length: Tensor | float, entropy: float,
     project: Callable[[Tensor], Tensor], joint: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """One of them, from an action and what Adam knows to the next."""
@@ -113,19 +115,22 @@ def adam_step(
     return project(a - mean * (length / (square.sqrt() + 1e-12))), mean, square
 
 
-@lru_cache
-def lengths(steps: int, rate: float, device: torch.device) -> list[Tensor]:
+def lengths(steps: int, rate: float, device: torch.device | None) -> Sequence[Tensor | float]:
     """Of steps: ever shorter, and corrected for what Adam does not know at first.
 
-    As tensors, so that compiled steps are one program.
+    As tensors on a device, so that compiled steps are one program; else as numbers.
     """
-    return [
-        torch.tensor(
-            rate * (1 - i / steps) * (1 - 0.9 ** (i + 1)) ** 0.5 / (1 - 0.5 ** (i + 1)),
-            device=device,
-        )
+    found = [
+        rate * (1 - i / steps) * (1 - 0.9 ** (i + 1)) ** 0.5 / (1 - 0.5 ** (i + 1))
         for i in range(steps)
     ]
+    return found if device is None else on_device(tuple(found), device)
+
+
+@lru_cache
+def on_device(numbers: tuple[float, ...], device: torch.device) -> list[Tensor]:
+    """Copied there once: a CUDA graph cannot wait for it."""
+    return [torch.tensor(number, device=device) for number in numbers]
 
 
 def binary_entropy(a: Tensor, real: Tensor | float = 1.0) -> Tensor:
@@ -171,6 +176,12 @@ def td_loss(
     return loss, found.detach().mean(dim=(1, 2)) * seen.scale[:, 0]
 
 
+def is_far(size: int, share: float) -> Tensor:
+    """Which targets of a batch sum up several steps: a share of them, evenly."""
+    done = (torch.arange(size + 1) * share).floor()
+    return done.diff() > 0
+
+
 def check_batch_size(size: int, critics: int) -> None:
     """Each critic has a share of the batch."""
     if size % critics:
@@ -187,9 +198,9 @@ class Training:
     standardised: bool = True
     slow: bool = True
     gamma: float = 0.99
-    learning_rate: float = 5e-4
-    weight_decay: float = 1e-2
-    tau: float = 0.01
+    learning_rate: float = 8e-4
+    weight_decay: float = 5e-2
+    tau: float = 0.02
     batch_size: int = 256
     learning_starts: int = 5000
     gradient_steps: int = 1
@@ -215,7 +226,7 @@ class Training:
 PAPER = Training(
     form=PAPER_FORM,
     rules=Rules(
-        entropy=1.0, bounded=False, calibrated=False, mixed=False, steps=30, target_steps=30
+        entropy=1.0, bounded=False, calibrated=False, far=1.0, steps=30, target_steps=30
     ),
     critics=1, standardised=False, slow=False, learning_rate=1e-3, weight_decay=1e-3, tau=1e-3,
     n_steps=1, noise=0.1,

@@ -48,7 +48,7 @@ class GreedyPolicy(BasePolicy):
     def __init__(
         self, observation_space: spaces.Space, action_space: spaces.Box, lr_schedule: Schedule,
         form: Form | Quadratics | None = None, critics: int = 2, standardised: bool = True,
-        slow: bool = True, weight_decay: float = 1e-2, noise: float = 0.2,
+        slow: bool = True, weight_decay: float = 5e-2, noise: float = 0.2,
         rules: Rules | None = None, **kwargs: Any,
     ):  # fmt: skip
         super().__init__(observation_space, action_space, squash_output=True, **kwargs)

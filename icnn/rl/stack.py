@@ -4,12 +4,17 @@ Each agent has its own environment, memory and random numbers. What it does depe
 seed, and not on who else is in the stack (up to the rounding of larger products).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from icnn.rl.agent import Agent, shortened
-from icnn.rl.learning import Batch, Training, adam_step, greedy, td_loss, worth
+from icnn.rl.learning import Batch, Training, adam_step, greedy, is_far, td_loss, worth
 from icnn.rl.parts import all_fitted
 from icnn.rl.worlds import Moves, Worlds
 
 BLOCK = 250  # steps for which random numbers are drawn at once
+LONG = 50_000  # steps of a run for which more is compiled
 TESTS = 10_000  # the seed of the first test episode; others follow
 PARTS = ("state", "action", "following", "rest")  # of what is remembered
 
@@ -51,13 +57,12 @@ class Memory(nn.Module):
         self.size.add_(1)
 
     def sample(
-        self, picks: Tensor, n_steps: int, gamma: Tensor | float, mixed: bool = False
+        self, picks: Tensor, n_steps: int, gamma: Tensor | float, far: Tensor | None = None
     ) -> Batch:
         """Transitions of `n_steps`, or as many as there were, by numbers from 0 to 1.
 
-        If they are mixed, the first, the third and so on are of one step.
+        Those that are not `far`, `(B,)`, are of one step.
         """
-        far = torch.arange(picks.shape[1], device=picks.device) % 2 if mixed else 1
         rows, first = self.rows, (picks * (self.size - n_steps + 1)).long()
         going, reward = torch.ones_like(picks), torch.zeros_like(picks)
         discount, last = torch.ones_like(picks), first
@@ -67,7 +72,7 @@ class Memory(nn.Module):
             reward = reward + going * gamma**k * gain
             last = torch.where(going > 0, first + k, last)
             discount = torch.where(going > 0, gamma ** (k + 1) * (1 - terminated), discount)
-            going = going * (1 - ended) * far
+            going = going * (1 - ended) if far is None else going * (1 - ended) * far
         return Batch(
             self.state[rows, first], self.action[rows, first], reward, self.following[rows, last],
             discount,
@@ -132,6 +137,7 @@ class Stack:
         # What goes in: states to act in, of learning and testing; what was done and led to.
         self.state, self.told = zeros(2, count, S), zeros(count, 2 * S + n + 3)
         self.picks, self.jitter = zeros(count, training.batch_size), zeros(count, n)
+        self.far = is_far(training.batch_size, training.rules.far).to(self.device)
         # What comes out.
         self.action, self.value = zeros(2, count, n), zeros(count)
         # What critics thought of an action that is under way, and what is known of the one before.
@@ -144,12 +150,18 @@ class Stack:
         # Stacks side by side on a GPU do not wait for each other.
         self.own = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.stream = nullcontext if self.own is None else partial(torch.cuda.stream, self.own)
-        # A GPU spends its time in starting what is small: a step of the search is made of few.
-        self.search = compiled(adam_step) if self.device.type == "cuda" else adam_step
-        with self.stream():
-            self.act, self.store, self.learn = (
-                self._recorded(f) for f in (self._act, self._store, self._learn)
-            )
+        # Much of the time goes into starting what is small. A long run compiles all of it, which
+        # takes most of a minute; on a GPU any run does so with a step of the search.
+        long, cuda = total >= LONG and compiles(), self.device.type == "cuda"
+        self.search = compiled(adam_step) if cuda else adam_step
+        self.loss = compiled(td_loss) if long else partial(td_loss, step=self.search)
+        parts = [self._act, self._store, self._learn]
+        if cuda:
+            with self.stream():
+                parts = [self._recorded(f) for f in parts]
+        elif long:
+            parts[:2] = map(compiled, parts[:2])
+        self.act, self.store, self.learn = parts
         self._reset(np.array([*self.seeds, *self.seeds]))
 
     @torch.no_grad()
@@ -192,8 +204,8 @@ class Stack:
     def _learn(self) -> None:
         """One step of all networks."""
         t = self.training
-        batch = self.memory.sample(self.picks, t.n_steps, self.agent.gamma, t.rules.mixed)
-        loss, value = td_loss(self.agent, batch, t.rules, self.search)
+        batch = self.memory.sample(self.picks, t.n_steps, self.agent.gamma, self.far)
+        loss, value = self.loss(self.agent, batch, t.rules)
         self.optimizer.zero_grad()
         loss.sum().backward()
         self.optimizer.step()
@@ -201,19 +213,18 @@ class Stack:
         self.value.copy_(value)
 
     def _recorded(self, function: Callable[[], None]) -> Callable[[], None]:
-        """As a CUDA graph, where there is a GPU; nothing stays of what it does in the making."""
-        if self.device.type != "cuda":
-            return function
+        """As a CUDA graph; nothing stays of what it does in the making."""
         torch.cuda.synchronize()
         before = {name: tensor.clone() for name, tensor in self._tensors().items()}
-        for _ in range(3):
-            function()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # On its own stream: what products need for themselves belongs to a stream, and stacks that
-        # shared it would write over each other.
-        with torch.cuda.graph(graph, stream=self.own):
-            function()
+        with short_products():
+            for _ in range(3):
+                function()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            # On its own stream: what products need for themselves belongs to a stream, and stacks
+            # that shared it would write over each other.
+            with torch.cuda.graph(graph, stream=self.own):
+                function()
         for name, tensor in self._tensors().items():
             # An optimiser has made its own as it went.
             tensor.copy_(before[name]) if name in before else tensor.zero_()
@@ -406,6 +417,27 @@ class Stack:
             own_part[...] = part
         self.saved = self.step
         self._settle()
+
+
+@contextmanager
+def short_products() -> Iterator[None]:
+    """Matrix products in TF32: what is learned from samples has larger errors, and they are most
+    of the time. (A certificate is always computed in full.)
+    """
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, True
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
+
+
+@cache
+def compiles() -> bool:
+    """Whether there is what PyTorch needs to compile: a compiler, and the headers of Python."""
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return shutil.which(compiler) is not None and headers.exists()
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
