@@ -32,12 +32,14 @@ class Large(torch.autograd.Function):
     def forward(ctx: Any, bias: Tensor | None, a: Tensor, w: Tensor) -> Tensor:
         ctx.save_for_backward(a, w)
         ctx.row = bias is None or bias.shape[1] == 1
-        return times(a, w, bias) if ctx.row else times(a, w).add_(bias)
+        if bias is None or ctx.row:
+            return times(a, w, bias)
+        return times(a, w).add_(bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (g,), (a, w) = grads, ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore
+        (g,), (a, w) = gradients, ctx.saved_tensors
         for_bias, for_a, for_w = ctx.needs_input_grad
         return (
             (g.sum(dim=1, keepdim=True) if ctx.row else g) if for_bias else None,
