@@ -244,6 +244,8 @@ def test_settings_that_do_not_fit_are_refused_at_the_door():
     with pytest.raises(ValueError, match="`gamma` must be below 1 for targets that are bounded"):
         small(ICNNQ, gamma=1.0)
     small(ICNNQ, gamma=1.0, rules=Rules(bounded=False))
+    with pytest.raises(ValueError, match="has no `net_arch`: for widths of layers pass `form`"):
+        small(ICNNQ, policy_kwargs={"net_arch": [64]})
     for name, value in (("n_steps", 0), ("noise", -1.0), ("rules", {"steps": 3})):
         with pytest.raises(ValueError, match=f"`{name}` must be"):
             small(ICNNQ, **{name: value})
@@ -251,6 +253,12 @@ def test_settings_that_do_not_fit_are_refused_at_the_door():
     for name, value in bad.items():
         with pytest.raises(ValueError, match=f"`{name}` must be"):
             Rules(**{name: value})
+
+
+def test_a_file_of_another_algorithm_is_refused(tmp_path: Path):
+    small(ICNNQ).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="`policy` of NAF must be a QuadraticPolicy"):
+        NAF.load(tmp_path / "model")
 
 
 def test_checkpoints_of_several_environments_are_refused(tmp_path: Path):

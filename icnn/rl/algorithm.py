@@ -104,6 +104,12 @@ class ICNNQ(OffPolicyAlgorithm):
             self._setup_model()
 
     def _setup_model(self) -> None:
+        kind = self.policy_aliases["MlpPolicy"]
+        if not issubclass(self.policy_class, kind):  # perhaps from a file of another algorithm
+            raise ValueError(
+                f"`policy` of {type(self).__name__} must be a {kind.__name__}, got "
+                f"{self.policy_class.__name__}"
+            )
         if self.own_buffer:
             # A model that was saved has its class: chosen anew, for discount and steps of this one.
             self.replay_buffer_class = None

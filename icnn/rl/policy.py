@@ -51,6 +51,11 @@ class GreedyPolicy(BasePolicy):
         slow: bool = True, weight_decay: float = 5e-2, noise: float = 0.2,
         rules: Rules | None = None, **kwargs: Any,
     ):  # fmt: skip
+        if "net_arch" in kwargs:
+            raise ValueError(
+                "`policy_kwargs` has no `net_arch`: for widths of layers pass `form`, as "
+                "icnn.rl.Form(state=(256, 256), hidden=(128, 128)), or for NAF icnn.rl.Quadratics"
+            )
         super().__init__(observation_space, action_space, squash_output=True, **kwargs)
         self.noise, self.rules, form = noise, rules or Rules(), form or Form()
         self.options = {
