@@ -21,7 +21,7 @@ from icnn import report
 from icnn.experiments.control_algorithms import TASKS
 from icnn.rl import ICNNQ, NAF, Form
 from icnn.rl.learning import Training, adam_step, greedy
-from icnn.rl.stack import Stack, run
+from icnn.rl.stack import LONG, Stack, run
 
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SAC": (SAC, {}),
@@ -69,9 +69,10 @@ def in_stacks(options: argparse.Namespace) -> list[report.Row]:
     rows: list[report.Row] = []
     for name, tasks in STACKS.items():
         begun, warm = time.perf_counter(), 250
+        end = warm + options.rounds * options.steps
         stack = Stack(
             [(f"{task}-v5", seed) for task in tasks for seed in range(5)],
-            Training(learning_starts=100), total=warm + options.rounds * options.steps,
+            Training(learning_starts=100), total=max(LONG, end),
             device=device, workers=options.workers,
         )  # fmt: skip
         made = time.perf_counter() - begun

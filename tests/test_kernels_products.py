@@ -6,7 +6,13 @@ import torch
 from icnn.kernels import products
 from icnn.kernels.products import LARGE, product
 
+pytestmark = pytest.mark.skipif(not products.KNOWN, reason="a build of PyTorch without oneDNN")
 SIZES = [(2, 256, 256, 136), (2, 128, 17, 24), (1, 512, 128, 64), (3, 256, 128, 128)]
+
+
+@pytest.fixture(autouse=True)
+def on_any_processor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(products, "THERE", True)
 
 
 @pytest.mark.parametrize("rows", ["none", "one", "all"])
@@ -33,6 +39,26 @@ def test_transposed_and_partly_frozen():
     torch.testing.assert_close(out, torch.bmm(a, w), rtol=1e-4, atol=1e-3)
     (ours,) = torch.autograd.grad(out.sum(), w)
     torch.testing.assert_close(ours, a.mT @ torch.ones_like(out), rtol=1e-4, atol=1e-3)
+
+
+def test_second_derivatives():
+    """Those of `g(x, w) = |d/dx sum(tanh(x w))|^2`, beside doubles, which PyTorch multiplies."""
+    random = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(2, 256, 256, generator=random) / 16 for _ in range(2))
+
+    def found(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, w = x.requires_grad_(), w.requires_grad_()
+        (slope,) = torch.autograd.grad(product(None, x, w).tanh().sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), (x, w))
+
+    for ours, exact in zip(found(x, w), found(x.double(), w.double()), strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-3, atol=1e-5)
+
+
+def test_transforms_of_functions():
+    a, w = torch.randn(2, 256, 256), torch.randn(2, 256, 128)
+    slope = torch.func.grad(lambda a: product(None, a, w).sum())(a)
+    torch.testing.assert_close(slope, w.sum(dim=2)[:, None].expand_as(a))
 
 
 def test_the_same_twice_and_by_itself():

@@ -245,8 +245,22 @@ def test_what_is_compiled_does_the_same(monkeypatch: pytest.MonkeyPatch):
     run([plain])
     monkeypatch.setattr(module, "LONG", 70)
     quick = stack_of([0], 70, training)
-    assert quick.act != quick._act or not module.compiles()
+    assert (quick.act != quick._act) == module.compiles(torch.device("cpu"))
     run([quick])
     torch.testing.assert_close(quick.memory.rest, plain.memory.rest, atol=1e-4, rtol=1e-3)
     for name, value in plain._tensors().items():
         torch.testing.assert_close(quick._tensors()[name], value, atol=1e-3, rtol=1e-2)
+
+
+def test_without_a_compiler_runs_are_slower(monkeypatch: pytest.MonkeyPatch):
+    def broken(function: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(module, "compiled", broken)
+    monkeypatch.setattr(module, "LONG", 12)
+    module.compiles.cache_clear()
+    with pytest.warns(UserWarning, match="PyTorch cannot compile here, .*: no compiler"):
+        stack = stack_of([0], 12, TRAINING)
+    module.compiles.cache_clear()
+    run([stack])
+    assert stack.act == stack._act

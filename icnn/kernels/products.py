@@ -1,32 +1,42 @@
-"""Products of stacks of matrices: `bias + a @ w`, as `torch.baddbmm`, on a CPU twice as fast.
+"""Products of stacks of matrices: `bias + a @ w`, as `torch.baddbmm`, on some CPUs twice as fast.
 
-`torch.bmm` goes to MKL, which leaves the wide registers of some makers' processors alone. oneDNN,
-which PyTorch has for its layers, does not; both compute in the precision that tensors have.
+`torch.bmm` goes to MKL, which leaves wide registers of processors that are not its maker's alone.
+oneDNN, which PyTorch has for its layers, does not; both compute in the precision of the tensors.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 LARGE = 2**22  # multiplications in a matrix; below, what a call costs counts for more
-# Whether this build of PyTorch has it, on a processor where it pays.
-THERE = torch.backends.cpu.get_cpu_capability() == "AVX512" and hasattr(
-    torch.ops.mkldnn, "_linear_pointwise"
-)
+KNOWN = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # by this build of PyTorch
+
+
+def pays() -> bool:
+    """Whether this processor is of that kind."""
+    told = Path("/proc/cpuinfo")
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return wide and told.exists() and "AuthenticAMD" in told.read_text()
+
+
+THERE = KNOWN and pays()
 
 
 def product(bias: Tensor | None, a: Tensor, w: Tensor) -> Tensor:
     """`bias + a @ w`: `(g, 1 or m, n), (g, m, k), (g, k, n) -> (g, m, n)`."""
     large = a.shape[1] * w.shape[1] * w.shape[2] >= LARGE
-    if THERE and large and a.device.type == "cpu" and a.dtype == w.dtype == torch.float32:
+    if (
+        THERE and large and a.device.type == "cpu" and a.dtype == w.dtype == torch.float32
+        and not torch._C._are_functorch_transforms_active()
+    ):  # fmt: skip
         return Large.apply(bias, a, w)  # pyright: ignore
     return torch.bmm(a, w) if bias is None else torch.baddbmm(bias, a, w)
 
 
 class Large(torch.autograd.Function):
-    """By oneDNN, once differentiable."""
+    """By oneDNN; as often differentiable as one likes."""
 
     @staticmethod
     def forward(ctx: Any, bias: Tensor | None, a: Tensor, w: Tensor) -> Tensor:
@@ -37,14 +47,13 @@ class Large(torch.autograd.Function):
         return times(a, w).add_(bias)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         (g,), (a, w) = gradients, ctx.saved_tensors
         for_bias, for_a, for_w = ctx.needs_input_grad
         return (
             (g.sum(dim=1, keepdim=True) if ctx.row else g) if for_bias else None,
-            times(g, w.mT) if for_a else None,
-            times(a.mT, g) if for_w else None,
+            product(None, g, w.mT) if for_a else None,
+            product(None, a.mT, g) if for_w else None,
         )
 
 

@@ -178,7 +178,7 @@ def td_loss(
 
 def is_far(size: int, share: float) -> Tensor:
     """Which targets of a batch sum up several steps: a share of them, evenly."""
-    done = (torch.arange(size + 1) * share).floor()
+    done = (torch.arange(size + 1, dtype=torch.float64) * share).floor()
     return done.diff() > 0
 
 

@@ -4,18 +4,14 @@ Each agent has its own environment, memory and random numbers. What it does depe
 seed, and not on who else is in the stack (up to the rounding of larger products).
 """
 
-import os
-import shutil
-import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import numpy as np
 import torch
@@ -150,10 +146,11 @@ class Stack:
         # Stacks side by side on a GPU do not wait for each other.
         self.own = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.stream = nullcontext if self.own is None else partial(torch.cuda.stream, self.own)
-        # Much of the time goes into starting what is small. A long run compiles all of it, which
-        # takes most of a minute; on a GPU any run does so with a step of the search.
-        long, cuda = total >= LONG and compiles(), self.device.type == "cuda"
-        self.search = compiled(adam_step) if cuda else adam_step
+        # Much of the time goes into starting what is small. A long run compiles networks and loss,
+        # which takes most of a minute; on a GPU any run does so with a step of the search.
+        cuda = self.device.type == "cuda"
+        long = total >= LONG and compiles(self.device)
+        self.search = compiled(adam_step) if cuda else None
         self.loss = compiled(td_loss) if long else partial(td_loss, step=self.search)
         parts = [self._act, self._store, self._learn]
         if cuda:
@@ -433,18 +430,22 @@ def short_products() -> Iterator[None]:
 
 
 @cache
-def compiles() -> bool:
-    """Whether there is what PyTorch needs to compile: a compiler, and the headers of Python."""
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    headers = Path(sysconfig.get_path("include"), "Python.h")
-    return shutil.which(compiler) is not None and headers.exists()
+def compiles(device: torch.device) -> bool:
+    """Whether PyTorch finds all that it takes to compile; on a CPU, a compiler among others."""
+    try:
+        compiled(lambda x: x.sin())(torch.zeros(16, device=device))
+    except Exception as error:  # of a compiler, of a linker, of the disk
+        warn(f"PyTorch cannot compile here, and learning is slower: {error}", stacklevel=3)
+        return False
+    return True
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """For tensors of the shapes that come, of as many stacks as there are."""
     dynamo: Any = import_module("torch._dynamo")
     dynamo.config.recompile_limit = max(64, dynamo.config.recompile_limit)
-    return torch.compile(function, dynamic=False)
+    # What is kept on disk for other numbers of threads is of no use.
+    return torch.compile(function, dynamic=False, options={"cpp.threads": torch.get_num_threads()})
 
 
 def run(stacks: Sequence[Stack], told: Callable[[], None] = lambda: None) -> None:
