@@ -21,7 +21,8 @@ from icnn import report
 from icnn.experiments.control_algorithms import TASKS
 from icnn.rl import ICNNQ, NAF, Form
 from icnn.rl.learning import Training, adam_step, greedy
-from icnn.rl.stack import LONG, Stack, run
+from icnn.rl.lockstep import run
+from icnn.rl.stack import LONG, Stack
 
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SAC": (SAC, {}),

@@ -11,7 +11,9 @@ import torch
 from icnn.rl import Form, Quadratics, Rules
 from icnn.rl import stack as module
 from icnn.rl.learning import Batch, Training, is_far
-from icnn.rl.stack import Memory, Stack, run
+from icnn.rl.lockstep import run
+from icnn.rl.memory import Memory
+from icnn.rl.stack import Stack
 from icnn.rl.worlds import RESET, Worlds
 
 TRAINING = Training(form=Form((16,), (8,)), batch_size=16, learning_starts=100)

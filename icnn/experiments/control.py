@@ -183,7 +183,10 @@ def spread(missing: list[Job], settings: Settings) -> None:
     ray: Any = require("ray", "rl")
     from icnn.learning.progress import parts_done
 
-    ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
+    ray.init(
+        ignore_reinit_error=True, log_to_driver=False, include_dashboard=False,
+        logging_level="ERROR",
+    )  # fmt: skip
     out = settings.out.resolve()
 
     @ray.remote(num_cpus=1, max_calls=1)  # what one has compiled is of no use to the next

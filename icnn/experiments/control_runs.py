@@ -14,7 +14,8 @@ import torch
 
 from icnn import report
 from icnn.experiments.control_algorithms import GAMMAS, RIVALS, training
-from icnn.rl.stack import BLOCK, TESTS, Stack, run
+from icnn.rl.lockstep import BLOCK, TESTS, Lockstep, run
+from icnn.rl.stack import Stack
 
 KEEP = 300  # seconds, after which unfinished runs are kept
 SIDE = {"cuda": 12, "cpu": 1}  # stacks side by side
@@ -53,9 +54,10 @@ def told(job: Job, settings: Any, tests: Any, final: Any, seconds: float, sizes:
 
 
 def together(
-    jobs: Sequence[Job], out: Path, fast: bool, done: Callable[[int], None], workers: int = 0
-) -> None:
-    """Ours: agents with the same settings in a stack, some stacks side by side in this process.
+    jobs: Sequence[Job], out: Path, fast: bool, done: Callable[[int], None], workers: int = 0,
+    kind: type[Lockstep] = Stack, settings: Callable[[str, str, bool], Any] = training,
+) -> None:  # fmt: skip
+    """Agents with the same settings in a stack, some stacks side by side in this process.
 
     Args:
         jobs: The runs.
@@ -63,30 +65,34 @@ def together(
         fast: Whether to make small networks.
         done: Is told how many steps were made, of all runs together.
         workers: Processes for the environments of each stack; 0 for none.
+        kind: What agents they are.
+        settings: Of a task and an algorithm.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kinds: dict[Any, list[Job]] = {}
     for job in jobs:
         # On a GPU fewer and larger stacks are faster, on a CPU it is as well not to compute zeros.
-        key = training("", job.algo, fast), "" if device == "cuda" else job.task
+        key = settings("", job.algo, fast), "" if device == "cuda" else job.task
         kinds.setdefault(key, []).append(job)
     groups, before = list(kinds.items()), 0
     for i in range(0, len(groups), SIDE[device]):
         group = groups[i : i + SIDE[device]]
-        side_by_side(group, out, lambda steps, before=before: done(before + steps), device, workers)
+        side_by_side(
+            group, out, lambda steps, before=before: done(before + steps), device, workers, kind
+        )
         before += sum(mine[0].steps * len(mine) for _, mine in group)
 
 
 def side_by_side(
     group: Sequence[tuple[Any, list[Job]]], out: Path, done: Callable[[int], None], device: str,
-    workers: int,
+    workers: int, kind: type[Lockstep],
 ) -> None:  # fmt: skip
     """Some stacks, from where they were stopped to their end."""
-    stacks: list[tuple[Stack, list[Job], Path]] = []
+    stacks: list[tuple[Lockstep, list[Job], Path]] = []
     for (settings, _), mine in group:
         agents = [(f"{job.task}-v5", job.seed) for job in mine]
         gammas = {f"{task}-v5": gamma for task, gamma in GAMMAS.items()}
-        stack = Stack(agents, settings, mine[0].steps, mine[0].every, device, workers, gammas)
+        stack = kind(agents, settings, mine[0].steps, mine[0].every, device, workers, gammas)
         name = sha256(repr(agents).encode()).hexdigest()[:12]
         path = out / "unfinished" / f"{mine[0].algo}-{name}.pt"
         if path.exists():

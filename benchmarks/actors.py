@@ -1,0 +1,269 @@
+"""SAC, TD3 and DDPG in stacks: what Stable-Baselines3 computes, for many agents at a time.
+
+Rivals of `icnn reproduce control` on a GPU, where theirs would take days. A test compares each
+update with that of Stable-Baselines3, weight by weight; `benchmarks.control_rivals` compares runs.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from icnn.kernels.products import product
+from icnn.rl.lockstep import Lockstep
+
+
+@dataclass(frozen=True)
+class Actors:
+    """Settings, by default those of Stable-Baselines3.
+
+    Attributes:
+        soft: Whether actors draw their actions, as in SAC; else noise is added to what they say.
+        widths: Of the layers of all networks.
+        delay: Critics learn that many times as often as actors.
+        smoothing: The standard deviation of noise in targets, where actors do not draw.
+        clip: How large that noise may be.
+        noise: The same in exploration.
+    """
+
+    soft: bool = False
+    widths: tuple[int, ...] = (400, 300)
+    critics: int = 2
+    delay: int = 1
+    smoothing: float = 0.2
+    clip: float = 0.0
+    noise: float = 0.1
+    gamma: float = 0.99
+    learning_rate: float = 1e-3
+    tau: float = 0.005
+    batch_size: int = 256
+    learning_starts: int = 100
+    gradient_steps: int = 1
+
+
+ALGORITHMS = {
+    "SAC": Actors(soft=True, widths=(256, 256), learning_rate=3e-4),
+    "TD3": Actors(delay=2, clip=0.5),
+    "DDPG": Actors(critics=1),
+}
+
+
+class Perceptrons(nn.Module):
+    """Networks side by side, whose inputs and outputs are made of parts; zeros make them as long.
+
+    Args:
+        inputs: Lengths of the parts of each network's input.
+        widths: Of the layers between.
+        outputs: Lengths of the parts of each network's output.
+        seeds: Of each network.
+    """
+
+    def __init__(
+        self, inputs: Sequence[tuple[int, ...]], widths: Sequence[int],
+        outputs: Sequence[tuple[int, ...]], seeds: Sequence[int],
+    ):  # fmt: skip
+        super().__init__()
+        count, (first, last) = len(inputs), (list(map(max, zip(*p, strict=True)))
+                                             for p in (inputs, outputs))  # fmt: skip
+        sizes = sum(first), *widths, sum(last)
+        self.weights = nn.ParameterList(torch.zeros(count, a, b) for a, b in pairwise(sizes))
+        self.biases = nn.ParameterList(torch.zeros(count, 1, b) for b in sizes[1:])
+        for k, (before, after, seed) in enumerate(zip(inputs, outputs, seeds, strict=True)):
+            torch.manual_seed(seed)
+            # Of each layer, what belongs to this network.
+            rows = [torch.arange(size) for size in sizes]
+            rows[0], rows[-1] = places(before, first), places(after, last)
+            for w, b, (a, z) in zip(self.weights, self.biases, pairwise(rows), strict=True):
+                layer = nn.Linear(len(a), len(z))
+                w.data[k, a[:, None], z] = layer.weight.data.T
+                b.data[k, 0, z] = layer.bias.data
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = product(b, x.relu() if i else x, w)
+        return x
+
+
+def places(own: Sequence[int], wide: Sequence[int]) -> Tensor:
+    """Where parts stand, if each is followed by zeros."""
+    starts = torch.tensor([0, *wide]).cumsum(0)
+    return torch.cat([at + torch.arange(n) for at, n in zip(starts, own, strict=False)])
+
+
+class ActorCritic(nn.Module):
+    """An actor and some critics of each agent, their slow copies, and the weight of the entropy."""
+
+    real: Tensor
+    gamma: Tensor
+
+    def __init__(self, sizes: Sequence[tuple[int, int]], settings: Actors, seeds: Sequence[int]):
+        super().__init__()
+        widths, each = settings.widths, range(settings.critics)
+        outputs = 2 if settings.soft else 1  # of each action: its mean and log-deviation
+        self.actor = Perceptrons(
+            [(S,) for S, _ in sizes], widths, [(n,) * outputs for _, n in sizes], seeds
+        )
+        inputs = [size for size in sizes for _ in each]
+        # Seeds that no other network has.
+        others = [10**6 * (k + 1) + seed for seed in seeds for k in each]
+        self.critics = Perceptrons(inputs, widths, [(1,)] * len(inputs), others)
+        self.slow_actor, self.slow_critics = (
+            deepcopy(part).requires_grad_(False) for part in (self.actor, self.critics)
+        )
+        self.log_alpha = nn.Parameter(torch.zeros(len(sizes), 1))
+        real = torch.zeros(len(sizes), 1, max(n for _, n in sizes))
+        for i, (_, n) in enumerate(sizes):
+            real[i, :, :n] = 1
+        self.register_buffer("real", real, persistent=False)
+        self.register_buffer("gamma", torch.ones(len(sizes), 1), persistent=False)
+
+    def values(self, critics: Perceptrons, states: Tensor, actions: Tensor) -> Tensor:
+        """`(agents, critics, B)`."""
+        x = torch.cat([states, actions], dim=2)
+        each = len(critics.weights[0]) // len(x)
+        out = critics(x[:, None].expand(-1, each, -1, -1).flatten(end_dim=1))
+        return out.view(len(x), each, -1)
+
+    def drawn(self, states: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions of a soft actor, and the logarithms of their densities."""
+        mean, deviation = normal(self.actor(states))
+        action = (mean + deviation * noise).tanh()
+        # log N(u) - log |d tanh(u) / du|
+        log = -0.5 * noise.square() - deviation.log() - 0.5 * math.log(2 * math.pi)
+        log = log - (1 - action.square() + 1e-6).log()
+        return self.real * action, (self.real * log).sum(dim=2)
+
+    @torch.no_grad()
+    def follow(self, share: float) -> None:
+        """Move the slow copies."""
+        slow, fast = (
+            [*a.parameters(), *b.parameters()]
+            for a, b in ((self.slow_actor, self.slow_critics), (self.actor, self.critics))
+        )
+        torch._foreach_lerp_(slow, fast, share)  # pyright: ignore
+
+
+def normal(out: Tensor) -> tuple[Tensor, Tensor]:
+    """What a soft actor says: means and standard deviations."""
+    mean, log_std = out.chunk(2, dim=2)
+    return mean, log_std.clamp(-20, 2).exp()
+
+
+class ActorStack(Lockstep):
+    """Agents with actors, in stacks.
+
+    Attributes:
+        eps: Noise in learning, drawn anew for each update.
+    """
+
+    agent: ActorCritic
+    acting: Perceptrons
+    training: Actors
+
+    def _make(self) -> None:
+        t, agent = self.training, ActorCritic(self.sizes, self.training, self.seeds)
+        agent.gamma.copy_(torch.tensor(self.gammas)[:, None])
+        self.agent = agent.to(self.device)
+        self.acting = deepcopy(self.agent.actor).requires_grad_(False)
+        for tensor in self.acting.parameters():
+            tensor.data = torch.cat([tensor, tensor])
+        adam = partial(
+            torch.optim.Adam, lr=t.learning_rate, fused=True,
+            capturable=self.device.type == "cuda",
+        )  # fmt: skip
+        parts = list(agent.critics.parameters()), list(agent.actor.parameters()), [agent.log_alpha]
+        self.optimizers = [adam(part) for part in parts]
+        self.eps = torch.zeros(2, self.count, t.batch_size, self.worlds.wide[1]).to(self.device)
+        self.generator = torch.Generator(self.device).manual_seed(sum(self.seeds))
+
+    def _programs(self) -> list[Callable[[], None]]:
+        act, store, every = super()._programs()
+        alone = self._quick(partial(self._update, False))
+        return [act, store, lambda: (alone if self.step % self.training.delay else every)()]
+
+    @torch.no_grad()
+    def _act(self) -> None:
+        self._copy(0)
+        out = self.acting(self.state.flatten(end_dim=1)[:, None])
+        shape = self.action.shape
+        if self.training.soft:
+            mean, deviation = (part.view(shape) for part in normal(out))
+            mean[0].add_(deviation[0] * self.jitter)
+            chosen = mean.tanh()
+        else:
+            chosen = out.view(shape).tanh()
+            chosen[0].add_(self.jitter, alpha=self.training.noise).clamp_(-1, 1)
+        self.action.copy_(self.agent.real[:, 0] * chosen)
+
+    @torch.no_grad()
+    def _copy(self, half: int) -> None:
+        own = list(self.agent.actor.parameters())
+        torch._foreach_copy_([a.chunk(2)[half] for a in self.acting.parameters()], own)  # pyright: ignore
+
+    def between(self) -> None:
+        if self.step >= self.training.learning_starts:
+            self.eps.normal_(generator=self.generator)
+        super().between()
+
+    def _learn(self) -> None:
+        self._update(True)
+
+    def _update(self, actors: bool) -> None:
+        """Of critics, and perhaps of actors, in the order of Stable-Baselines3."""
+        t, agent, bonus = self.training, self.agent, 0.0
+        batch = self.memory.sample(self.picks, 1, agent.gamma)
+        chosen = log = alpha = batch.rewards
+        if t.soft:
+            chosen, log = agent.drawn(batch.states, self.eps[0])
+            alpha = agent.log_alpha.exp().detach()
+            # Its goal is an entropy of minus one for each action.
+            off = log.detach().mean(dim=1, keepdim=True) - agent.real.sum(dim=2)
+            self._step(2, -(agent.log_alpha * off).sum(), [agent.log_alpha])
+        with torch.no_grad():
+            if t.soft:
+                following, density = agent.drawn(batch.next_states, self.eps[1])
+                bonus = -alpha * density
+            else:
+                noise = (t.smoothing * self.eps[1]).clamp(-t.clip, t.clip)
+                following = agent.slow_actor(batch.next_states).tanh() + noise
+                following = agent.real * following.clamp(-1, 1)
+            q = agent.values(agent.slow_critics, batch.next_states, following).amin(dim=1)
+            goal = batch.rewards + batch.discounts * (q + bonus)
+        found = agent.values(agent.critics, batch.states, batch.actions)
+        loss = (0.5 if t.soft else 1.0) * (found - goal[:, None]).square().mean(dim=2)
+        self._step(0, loss.sum(), list(agent.critics.parameters()))
+        self.value.copy_(found.detach().mean(dim=(1, 2)))
+        if not actors:
+            return
+        if t.soft:
+            worth = agent.values(agent.critics, batch.states, chosen).amin(dim=1) - alpha * log
+        else:
+            chosen = agent.real * agent.actor(batch.states).tanh()
+            worth = agent.values(agent.critics, batch.states, chosen)[:, 0]
+        self._step(1, -worth.mean(dim=1).sum(), list(agent.actor.parameters()))
+        agent.follow(t.tau)
+
+    def _step(self, which: int, loss: Tensor, parameters: list[nn.Parameter]) -> None:
+        """Of one optimiser."""
+        for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            p.grad = gradient
+        self.optimizers[which].step()
+
+    def kept(self) -> dict[str, Any]:
+        return super().kept() | {"generator": self.generator.get_state()}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        super().restore(kept)
+        self.generator.set_state(kept["generator"].cpu())
+
+    def one(self, i: int) -> dict[str, Any]:
+        self._settle()
+        actor = {name: w[i : i + 1].cpu().clone() for name, w in
+                 self.agent.actor.state_dict().items()}  # fmt: skip
+        return {"actor": actor, "training": self.own_training(i), "sizes": self.sizes[i]}

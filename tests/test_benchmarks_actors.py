@@ -1,0 +1,134 @@
+"""Rivals in stacks: they compute what Stable-Baselines3 does."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import stable_baselines3
+import torch
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+
+from benchmarks.actors import ALGORITHMS, ActorStack
+from icnn.rl.lockstep import run
+
+SIZE = 32
+
+
+def filled(stack: ActorStack, agent: int, count: int) -> ReplayBufferSamples:
+    """Transitions of an agent, in its memory and as Stable-Baselines3 has them."""
+    S, n = stack.sizes[agent]
+    rng = np.random.default_rng(agent)
+    state, action, following = (
+        torch.from_numpy(rng.normal(size=(count, size)).astype(np.float32)) for size in (S, n, S)
+    )
+    action = action.tanh()
+    rest = torch.from_numpy(rng.normal(size=(count, 3)).astype(np.float32))
+    rest[:, 1] = rest[:, 2] = (rest[:, 1] > 1).float()
+    memory = stack.memory
+    for part, values in ((memory.state, state), (memory.action, action),
+                         (memory.following, following), (memory.rest, rest)):  # fmt: skip
+        part[agent, :count, : values.shape[1]] = values
+    memory.size.fill_(count)
+    return ReplayBufferSamples(state, action, following, rest[:, 1:2], rest[:, :1])
+
+
+def give_weights(stack: ActorStack, i: int, model: Any) -> None:
+    """Those of one agent to a model of Stable-Baselines3."""
+    agent, (S, n), (wide, long) = stack.agent, stack.sizes[i], stack.worlds.wide
+    soft = stack.training.soft
+    body = layers_of(model.actor.latent_pi if soft else model.actor.mu)
+    heads = [model.actor.mu, model.actor.log_std] if soft else [body.pop()]
+    hidden = zip(body, agent.actor.weights, agent.actor.biases, strict=False)
+    fill(*((layer, w[i, : layer.in_features], b[i, 0]) for layer, w, b in hidden))
+    w, b = agent.actor.weights[-1][i], agent.actor.biases[-1][i, 0]
+    fill(*((head, w[:, k * long :][:, :n], b[k * long :][:n]) for k, head in enumerate(heads)))
+    for q, network in enumerate(model.critic.q_networks):
+        k = i * stack.training.critics + q
+        for layer, w, b in zip(layers_of(network), agent.critics.weights, agent.critics.biases,
+                               strict=True):  # fmt: skip
+            first = layer.in_features == S + n
+            fill((layer, torch.cat([w[k, :S], w[k, wide:][:n]]) if first else w[k], b[k, 0]))
+    model.critic_target.load_state_dict(model.critic.state_dict())
+    if not soft:
+        model.actor_target.load_state_dict(model.actor.state_dict())
+
+
+def layers_of(module: torch.nn.Module) -> list[torch.nn.Linear]:
+    return [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
+
+
+@torch.no_grad()
+def fill(*layers: tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]) -> None:
+    for layer, weight, bias in layers:
+        layer.weight.copy_(weight.T)
+        layer.bias.copy_(bias)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_updates_are_those_of_stable_baselines(algo: str, monkeypatch: pytest.MonkeyPatch):
+    """From the same weights, transitions and noise, beside an agent of other sizes."""
+    agents = [("Hopper-v5", 0), ("Swimmer-v5", 1)]
+    stack = ActorStack(agents, replace(ALGORITHMS[algo], batch_size=SIZE), total=50)
+    data = [filled(stack, i, SIZE) for i in range(2)]
+    stack.picks.copy_((torch.arange(SIZE) + 0.5) / SIZE)
+    models: list[Any] = []
+    for i, (task, seed) in enumerate(agents):
+        model = getattr(stable_baselines3, algo)("MlpPolicy", task, seed=seed, device="cpu")
+        model.set_logger(Logger(None, []))
+        monkeypatch.setattr(model.replay_buffer, "sample", lambda *a, d=data[i], **k: d)
+        give_weights(stack, i, model)
+        models.append(model)
+    for update in range(1, 5):
+        for i, model in enumerate(models):
+            eps = stack.eps[:, i, :, : stack.sizes[i][1]]
+            torch.manual_seed(update)
+            model.train(1, SIZE)
+            torch.manual_seed(update)  # what they have drawn
+            if algo == "SAC":
+                for part in eps:
+                    part.copy_(torch.normal(torch.zeros(part.shape), torch.ones(part.shape)))
+            else:
+                eps[1] = torch.empty(eps[1].shape).normal_(0, 0.2) / 0.2
+        stack.step = update  # critics learn alone at odd ones, as there
+        stack.learn()
+        for i, model in enumerate(models):
+            assert_same(stack, i, model, data[i])
+
+
+def assert_same(stack: ActorStack, i: int, model: Any, data: ReplayBufferSamples) -> None:
+    """Values of all critics and their slow copies, actions, and the weight of the entropy."""
+    (S, n), (wide, long) = stack.sizes[i], stack.worlds.wide
+    close = partial(torch.testing.assert_close, atol=2e-5, rtol=1e-4)
+    states, actions = torch.zeros(2, SIZE, wide), torch.zeros(2, SIZE, long)
+    states[i, :, :S], actions[i, :, :n] = data.observations, data.actions
+    for mine, theirs in ((stack.agent.critics, model.critic),
+                         (stack.agent.slow_critics, model.critic_target)):  # fmt: skip
+        values = torch.cat(theirs(data.observations, data.actions), dim=1).T
+        close(stack.agent.values(mine, states, actions)[i], values)
+    stack.state.copy_(states[:, 0])
+    stack._copy(1)
+    stack.act()
+    action, _ = model.predict(data.observations[:1].numpy(), deterministic=True)
+    close(stack.action[1, i, :n], torch.from_numpy(action[0]) / model.action_space.high[0])
+    if stack.training.soft:
+        close(stack.agent.log_alpha[i], model.log_ent_coef)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_runs_go_on_where_they_were_stopped(algo: str):
+    settings = replace(ALGORITHMS[algo], widths=(16, 16), batch_size=8)
+    agents = [("Hopper-v5", 0), ("Ant-v5", 1)]
+    whole, first, second = (ActorStack(agents, settings, 500, 200) for _ in range(3))
+    run([whole])
+    first.total = 250
+    run([first])
+    second.restore(first.kept())
+    run([second])
+    assert torch.equal(whole.memory.rest, second.memory.rest)
+    assert whole.tests == second.tests
+    assert not whole.memory.action[0, :, 3:].any()
+    assert whole.memory.action[1, :, 3:].any()
+    assert np.isfinite(whole.finish(1)).all()
