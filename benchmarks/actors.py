@@ -12,10 +12,12 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import stable_baselines3
 import torch
 from torch import Tensor, nn
 
 from icnn.kernels.products import product
+from icnn.rl.learning import Batch
 from icnn.rl.lockstep import Lockstep
 
 
@@ -74,15 +76,24 @@ class Perceptrons(nn.Module):
         sizes = sum(first), *widths, sum(last)
         self.weights = nn.ParameterList(torch.zeros(count, a, b) for a, b in pairwise(sizes))
         self.biases = nn.ParameterList(torch.zeros(count, 1, b) for b in sizes[1:])
+        self.rows: list[list[Tensor]] = []
         for k, (before, after, seed) in enumerate(zip(inputs, outputs, seeds, strict=True)):
             torch.manual_seed(seed)
             # Of each layer, what belongs to this network.
             rows = [torch.arange(size) for size in sizes]
             rows[0], rows[-1] = places(before, first), places(after, last)
+            self.rows.append(rows)
             for w, b, (a, z) in zip(self.weights, self.biases, pairwise(rows), strict=True):
                 layer = nn.Linear(len(a), len(z))
                 w.data[k, a[:, None], z] = layer.weight.data.T
                 b.data[k, 0, z] = layer.bias.data
+
+    def own(self, k: int) -> list[tuple[Tensor, Tensor]]:
+        """Weights and biases of one network, without the zeros."""
+        found = []
+        for w, b, (a, z) in zip(self.weights, self.biases, pairwise(self.rows[k]), strict=True):
+            found.append((w[k].cpu()[a[:, None], z].clone(), b[k, 0].cpu()[z].clone()))
+        return found
 
     def forward(self, x: Tensor) -> Tensor:
         for i, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -159,7 +170,8 @@ class ActorStack(Lockstep):
     """Agents with actors, in stacks.
 
     Attributes:
-        eps: Noise in learning, drawn anew for each update.
+        eps: Noise in learning, drawn anew for each update, of each agent by its own generator.
+        full: An update of all; `alone` is one of critics.
     """
 
     agent: ActorCritic
@@ -180,12 +192,22 @@ class ActorStack(Lockstep):
         parts = list(agent.critics.parameters()), list(agent.actor.parameters()), [agent.log_alpha]
         self.optimizers = [adam(part) for part in parts]
         self.eps = torch.zeros(2, self.count, t.batch_size, self.worlds.wide[1]).to(self.device)
-        self.generator = torch.Generator(self.device).manual_seed(sum(self.seeds))
+        self.generators = [torch.Generator(self.device).manual_seed(seed) for seed in self.seeds]
 
     def _programs(self) -> list[Callable[[], None]]:
-        act, store, every = super()._programs()
-        alone = self._quick(partial(self._update, False))
-        return [act, store, lambda: (alone if self.step % self.training.delay else every)()]
+        act, store, self.full = super()._programs()
+        # Recorded last: what optimisers of actors know is there by now.
+        delayed = self.training.delay > 1
+        self.alone = self._quick(partial(self._update, False)) if delayed else self.full
+        return [act, store, self._drawn_and_learned]
+
+    def _drawn_and_learned(self) -> None:
+        """Draw noise, which is not recorded: a graph would have to know the generators."""
+        size = self.training.batch_size
+        for i, (generator, (_, n)) in enumerate(zip(self.generators, self.sizes, strict=True)):
+            own = torch.randn(2, size, n, generator=generator, device=self.device)
+            self.eps[:, i, :, :n].copy_(own)
+        (self.alone if self.updates % self.training.delay else self.full)()
 
     @torch.no_grad()
     def _act(self) -> None:
@@ -206,64 +228,101 @@ class ActorStack(Lockstep):
         own = list(self.agent.actor.parameters())
         torch._foreach_copy_([a.chunk(2)[half] for a in self.acting.parameters()], own)  # pyright: ignore
 
-    def between(self) -> None:
-        if self.step >= self.training.learning_starts:
-            self.eps.normal_(generator=self.generator)
-        super().between()
-
     def _learn(self) -> None:
         self._update(True)
 
     def _update(self, actors: bool) -> None:
-        """Of critics, and perhaps of actors, in the order of Stable-Baselines3."""
-        t, agent, bonus = self.training, self.agent, 0.0
+        """Of critics, and perhaps of actors."""
+        t, agent = self.training, self.agent
         batch = self.memory.sample(self.picks, 1, agent.gamma)
-        chosen = log = alpha = batch.rewards
-        if t.soft:
-            chosen, log = agent.drawn(batch.states, self.eps[0])
-            alpha = agent.log_alpha.exp().detach()
-            # Its goal is an entropy of minus one for each action.
-            off = log.detach().mean(dim=1, keepdim=True) - agent.real.sum(dim=2)
-            self._step(2, -(agent.log_alpha * off).sum(), [agent.log_alpha])
-        with torch.no_grad():
-            if t.soft:
-                following, density = agent.drawn(batch.next_states, self.eps[1])
-                bonus = -alpha * density
-            else:
-                noise = (t.smoothing * self.eps[1]).clamp(-t.clip, t.clip)
-                following = agent.slow_actor(batch.next_states).tanh() + noise
-                following = agent.real * following.clamp(-1, 1)
-            q = agent.values(agent.slow_critics, batch.next_states, following).amin(dim=1)
-            goal = batch.rewards + batch.discounts * (q + bonus)
+        alpha = agent.log_alpha.exp().detach()
         found = agent.values(agent.critics, batch.states, batch.actions)
-        loss = (0.5 if t.soft else 1.0) * (found - goal[:, None]).square().mean(dim=2)
-        self._step(0, loss.sum(), list(agent.critics.parameters()))
+        loss = (found - self._goal(batch, alpha)[:, None]).square().mean(dim=2)
+        self._step(0, ((0.5 if t.soft else 1.0) * loss).sum(), list(agent.critics.parameters()))
         self.value.copy_(found.detach().mean(dim=(1, 2)))
         if not actors:
             return
         if t.soft:
+            chosen, log = agent.drawn(batch.states, self.eps[0])
             worth = agent.values(agent.critics, batch.states, chosen).amin(dim=1) - alpha * log
+            # The goal is an entropy of minus one for each action.
+            off = log.detach().mean(dim=1, keepdim=True) - agent.real.sum(dim=2)
+            self._step(2, -(agent.log_alpha * off).sum(), [agent.log_alpha])
         else:
             chosen = agent.real * agent.actor(batch.states).tanh()
             worth = agent.values(agent.critics, batch.states, chosen)[:, 0]
         self._step(1, -worth.mean(dim=1).sum(), list(agent.actor.parameters()))
         agent.follow(t.tau)
 
+    @torch.no_grad()
+    def _goal(self, batch: Batch, alpha: Tensor) -> Tensor:
+        """Rewards, and what slow copies say of the next actions."""
+        t, agent = self.training, self.agent
+        if t.soft:
+            following, log = agent.drawn(batch.next_states, self.eps[1])
+            bonus = -alpha * log
+        else:
+            noise = (t.smoothing * self.eps[1]).clamp(-t.clip, t.clip)
+            following = (agent.slow_actor(batch.next_states).tanh() + noise).clamp(-1, 1)
+            following, bonus = agent.real * following, 0.0
+        q = agent.values(agent.slow_critics, batch.next_states, following).amin(dim=1)
+        return batch.rewards + batch.discounts * (q + bonus)
+
     def _step(self, which: int, loss: Tensor, parameters: list[nn.Parameter]) -> None:
         """Of one optimiser."""
         for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            p.grad = gradient
+            p.grad = gradient.contiguous()  # as fused optimisers want them
         self.optimizers[which].step()
 
     def kept(self) -> dict[str, Any]:
-        return super().kept() | {"generator": self.generator.get_state()}
+        return super().kept() | {"generators": [g.get_state() for g in self.generators]}
 
     def restore(self, kept: dict[str, Any]) -> None:
         super().restore(kept)
-        self.generator.set_state(kept["generator"].cpu())
+        for generator, state in zip(self.generators, kept["generators"], strict=True):
+            generator.set_state(state.cpu())
 
     def one(self, i: int) -> dict[str, Any]:
         self._settle()
-        actor = {name: w[i : i + 1].cpu().clone() for name, w in
-                 self.agent.actor.state_dict().items()}  # fmt: skip
-        return {"actor": actor, "training": self.own_training(i), "sizes": self.sizes[i]}
+        agent, each = self.agent, self.training.critics
+        return {
+            "actor": agent.actor.own(i),
+            "critics": [agent.critics.own(each * i + k) for k in range(each)],
+            "training": self.own_training(i), "sizes": self.sizes[i],
+        }  # fmt: skip
+
+
+def model_of(kept: dict[str, Any], env: Any) -> Any:
+    """One agent as a model of Stable-Baselines3."""
+    t: Actors = kept["training"]
+    algo = next(name for name, settings in ALGORITHMS.items() if alike(settings, t))
+    model = getattr(stable_baselines3, algo)(
+        "MlpPolicy", env, device="cpu", gamma=t.gamma, policy_kwargs={"net_arch": list(t.widths)}
+    )
+    body = layers_of(model.actor.latent_pi if t.soft else model.actor.mu)
+    *hidden, (weight, bias) = kept["actor"]
+    heads = [model.actor.mu, model.actor.log_std] if t.soft else [body.pop()]
+    size = len(bias) // len(heads)
+    last = zip(weight.split(size, dim=1), bias.split(size), strict=True)
+    pairs = [*zip(body, hidden, strict=True), *zip(heads, last, strict=True)]
+    for network, own in zip(model.critic.q_networks, kept["critics"], strict=True):
+        pairs += zip(layers_of(network), own, strict=True)
+    with torch.no_grad():
+        for layer, (w, b) in pairs:
+            layer.weight.copy_(w.T)
+            layer.bias.copy_(b)
+    model.critic_target.load_state_dict(model.critic.state_dict())
+    if not t.soft:
+        model.actor_target.load_state_dict(model.actor.state_dict())
+    return model
+
+
+def alike(one: Actors, other: Actors) -> bool:
+    """Whether two are of the same algorithm."""
+    names = "soft", "critics", "delay"
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def layers_of(module: nn.Module) -> list[nn.Linear]:
+    """In their order."""
+    return [m for m in module.modules() if isinstance(m, nn.Linear)]

@@ -1,7 +1,9 @@
 """Rivals of ICNNQ in stacks, as `benchmarks.actors` has them: runs, and do they agree?
 
+    python -m benchmarks.control_rivals --check
     python -m benchmarks.control_rivals --task Hopper --algo SAC --seeds 3 --workers 8
 
+The first tells how far updates on this machine's GPU are from those on its CPU; the second
 makes the runs that are missing in `--out`, and with `--beside` a table of them and those that
 Stable-Baselines3 itself has made there (`icnn reproduce control --algo SAC --out ...`): returns in
 parts of a run and at its end, and the difference of both with 95 % of its resamples.
@@ -9,6 +11,8 @@ parts of a run and at its end, and the difference of both with 95 % of its resam
 
 import argparse
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +24,15 @@ from rich.progress import Progress
 from benchmarks.actors import ALGORITHMS, Actors, ActorStack
 from icnn import report
 from icnn.experiments.control import apart, cell
-from icnn.experiments.control_algorithms import TASKS
-from icnn.experiments.control_runs import Job, together
+from icnn.experiments.control_algorithms import GAMMAS, TASKS
+from icnn.experiments.control_runs import Job, made_by, together
+from icnn.rl.lockstep import run
+from icnn.rl.memory import PARTS
 
 
 def settings(task: str, algo: str, fast: bool = False) -> Actors:
-    """The same for all tasks; discounts belong to agents."""
-    return ALGORITHMS[algo]
+    """Of an algorithm; a task may have another discount."""
+    return replace(ALGORITHMS[algo], gamma=GAMMAS.get(task, 0.99))
 
 
 def runs_in(folder: Path, task: str, algo: str, steps: int) -> list[dict[str, Any]]:
@@ -64,9 +70,43 @@ def agreement(ours: Path, theirs: Path, steps: int) -> list[report.Row]:
     return rows
 
 
+def checked() -> list[report.Row]:
+    """Updates as they are recorded on a GPU, beside the same on a CPU; and a run that goes on."""
+    agents, rows = [("Hopper-v5", 0), ("Swimmer-v5", 1)], []
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for algo in ALGORITHMS:
+        make = partial(ActorStack, agents, settings("", algo), device=device)
+        here, there = make(500, device="cpu"), make(500)
+        torch.manual_seed(0)
+        for name in PARTS:
+            here.memory.get_buffer(name)[:, :300].uniform_(-1, 1)
+        here.memory.size.fill_(300)
+        here.memory.rest[..., 1:].gt_(0.8)
+        there.memory.load_state_dict(here.memory.state_dict())
+        for update in range(1, 9):
+            here.picks.uniform_()
+            here.eps.normal_()
+            there.picks.copy_(here.picks)
+            there.eps.copy_(here.eps)
+            for stack in (here, there):
+                (stack.alone if update % stack.training.delay else stack.full)()
+        weights = (stack.agent.state_dict().values() for stack in (here, there))
+        apart = max(float((a - b.cpu()).abs().max()) for a, b in zip(*weights, strict=True))
+        stopped, again = make(500), make(750)
+        run([stopped])
+        again.restore(stopped.kept())
+        run([again])
+        rows.append({
+            "algorithm": algo, "device": device, "largest difference of weights": apart,
+            "finite": bool(np.isfinite(again.finish(1)).all()),
+        })  # fmt: skip
+    return rows
+
+
 def main() -> None:
     """Make runs; compare them."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="a GPU beside the CPU, and no more")
     parser.add_argument("--task", action="append", choices=TASKS, help="may be given several times")
     parser.add_argument("--algo", action="append", choices=list(ALGORITHMS))
     parser.add_argument("--seeds", type=int, default=3)
@@ -76,19 +116,22 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, help="runs of Stable-Baselines3, to compare with")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.check:
+        print(report.table(checked()))
+        return
     jobs = [
         Job(task, algo, seed, options.steps)
         for algo in options.algo or ALGORITHMS for task in options.task or ("Hopper", "Reacher")
         for seed in range(options.seeds)
     ]  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
-    there = {str(job) for job in jobs if any(
-        run["settings"]["seed"] == job.seed
-        for run in runs_in(options.out, job.task, job.algo, job.steps)
-    )}  # fmt: skip
-    missing = [job for job in jobs if str(job) not in there]
+    missing = [
+        job for job in jobs
+        if not any(made_by(one, job, settings(job.task, job.algo))
+                   for one in runs_in(options.out, job.task, job.algo, job.steps))
+    ]  # fmt: skip
     console = Console(stderr=True)
-    console.print(f"{len(there)} of {len(jobs)} runs are there already.")
+    console.print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are there already.")
     with Progress(console=console) as bar:
         task = bar.add_task(f"{len(missing)} runs", total=sum(job.steps for job in missing))
         together(
@@ -97,6 +140,8 @@ def main() -> None:
         )  # fmt: skip
     if options.beside:
         rows = agreement(options.out, options.beside, options.steps)
+        if not rows:
+            raise SystemExit(f"`--beside` must hold runs of {options.steps} steps to compare with")
         print(report.table(rows))
         report.write("control-agreement", {"steps": options.steps}, rows)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import stable_baselines3
@@ -11,7 +12,7 @@ import torch
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
-from benchmarks.actors import ALGORITHMS, ActorStack
+from benchmarks.actors import ALGORITHMS, ActorStack, model_of
 from icnn.rl.lockstep import run
 
 SIZE = 32
@@ -35,38 +36,6 @@ def filled(stack: ActorStack, agent: int, count: int) -> ReplayBufferSamples:
     return ReplayBufferSamples(state, action, following, rest[:, 1:2], rest[:, :1])
 
 
-def give_weights(stack: ActorStack, i: int, model: Any) -> None:
-    """Those of one agent to a model of Stable-Baselines3."""
-    agent, (S, n), (wide, long) = stack.agent, stack.sizes[i], stack.worlds.wide
-    soft = stack.training.soft
-    body = layers_of(model.actor.latent_pi if soft else model.actor.mu)
-    heads = [model.actor.mu, model.actor.log_std] if soft else [body.pop()]
-    hidden = zip(body, agent.actor.weights, agent.actor.biases, strict=False)
-    fill(*((layer, w[i, : layer.in_features], b[i, 0]) for layer, w, b in hidden))
-    w, b = agent.actor.weights[-1][i], agent.actor.biases[-1][i, 0]
-    fill(*((head, w[:, k * long :][:, :n], b[k * long :][:n]) for k, head in enumerate(heads)))
-    for q, network in enumerate(model.critic.q_networks):
-        k = i * stack.training.critics + q
-        for layer, w, b in zip(layers_of(network), agent.critics.weights, agent.critics.biases,
-                               strict=True):  # fmt: skip
-            first = layer.in_features == S + n
-            fill((layer, torch.cat([w[k, :S], w[k, wide:][:n]]) if first else w[k], b[k, 0]))
-    model.critic_target.load_state_dict(model.critic.state_dict())
-    if not soft:
-        model.actor_target.load_state_dict(model.actor.state_dict())
-
-
-def layers_of(module: torch.nn.Module) -> list[torch.nn.Linear]:
-    return [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
-
-
-@torch.no_grad()
-def fill(*layers: tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]) -> None:
-    for layer, weight, bias in layers:
-        layer.weight.copy_(weight.T)
-        layer.bias.copy_(bias)
-
-
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_updates_are_those_of_stable_baselines(algo: str, monkeypatch: pytest.MonkeyPatch):
     """From the same weights, transitions and noise, beside an agent of other sizes."""
@@ -75,11 +44,11 @@ def test_updates_are_those_of_stable_baselines(algo: str, monkeypatch: pytest.Mo
     data = [filled(stack, i, SIZE) for i in range(2)]
     stack.picks.copy_((torch.arange(SIZE) + 0.5) / SIZE)
     models: list[Any] = []
-    for i, (task, seed) in enumerate(agents):
-        model = getattr(stable_baselines3, algo)("MlpPolicy", task, seed=seed, device="cpu")
+    for i, (task, _) in enumerate(agents):
+        model = model_of(stack.one(i), gym.make(task))
+        assert type(model) is getattr(stable_baselines3, algo)
         model.set_logger(Logger(None, []))
         monkeypatch.setattr(model.replay_buffer, "sample", lambda *a, d=data[i], **k: d)
-        give_weights(stack, i, model)
         models.append(model)
     for update in range(1, 5):
         for i, model in enumerate(models):
@@ -92,8 +61,7 @@ def test_updates_are_those_of_stable_baselines(algo: str, monkeypatch: pytest.Mo
                     part.copy_(torch.normal(torch.zeros(part.shape), torch.ones(part.shape)))
             else:
                 eps[1] = torch.empty(eps[1].shape).normal_(0, 0.2) / 0.2
-        stack.step = update  # critics learn alone at odd ones, as there
-        stack.learn()
+        stack._update(update % stack.training.delay == 0)
         for i, model in enumerate(models):
             assert_same(stack, i, model, data[i])
 
@@ -132,3 +100,36 @@ def test_runs_go_on_where_they_were_stopped(algo: str):
     assert not whole.memory.action[0, :, 3:].any()
     assert whole.memory.action[1, :, 3:].any()
     assert np.isfinite(whole.finish(1)).all()
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_update_has_noise_of_its_own(algo: str):
+    """And actors learn in every second one in TD3, else in all."""
+    told: list[tuple[bool, torch.Tensor]] = []
+
+    class Telling(ActorStack):
+        def _update(self, actors: bool) -> None:
+            told.append((actors, self.eps.clone()))
+            super()._update(actors)
+
+    settings = replace(ALGORITHMS[algo], widths=(16,), batch_size=8)
+    gammas = {"Swimmer-v5": 0.5}
+    pair = Telling([("Swimmer-v5", 3), ("Hopper-v5", 4)], settings, 110, 60, gammas=gammas)
+    assert pair.agent.gamma[:, 0].tolist() == pytest.approx([0.5, 0.99])
+    run([pair])
+    kinds, noises = zip(*told, strict=True)
+    assert list(kinds) == [k % settings.delay == 0 for k in range(1, 11)]
+    assert len({float(noise.sum()) for noise in noises}) == 10
+    assert 0.9 < float(torch.stack(noises).std()) < 1.1
+    # Alone, an agent does the same; up to the rounding of larger products.
+    alone = ActorStack([("Hopper-v5", 4)], settings, 110, 60)
+    run([alone])
+    torch.testing.assert_close(alone.memory.rest[0], pair.memory.rest[1], atol=1e-4, rtol=1e-4)
+    # In learning actors explore, under test they do not.
+    for learning in (0, 1):
+        values = set()
+        for _ in range(3):
+            pair.jitter.normal_()
+            pair.act()
+            values.add(float(pair.action[1 - learning].sum()))
+        assert len(values) == (3 if learning else 1)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from icnn import report
-from icnn.experiments.control_algorithms import ABLATION, OURS, RIVALS, TASKS, WHAT
+from icnn.experiments.control_algorithms import ABLATION, OURS, RIVALS, TASKS, WHAT, training
 from icnn.experiments.control_runs import Job, made_by, rival, together
 from icnn.extras import require
 
@@ -133,7 +133,8 @@ def read(path: Path, job: Job, settings: Settings) -> dict[str, Any] | None:
     if not path.exists():
         return None
     kept = json.loads(path.read_text())
-    return kept if made_by(kept, job, settings.fast) else None
+    own = None if job.algo in RIVALS else training(job.task, job.algo, settings.fast)
+    return kept if made_by(kept, job, own) else None
 
 
 def all_runs(settings: Settings, like: Job) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from icnn import report
-from icnn.experiments.control_algorithms import GAMMAS, RIVALS, training
+from icnn.experiments.control_algorithms import GAMMAS, training
 from icnn.rl.lockstep import BLOCK, TESTS, Lockstep, run
 from icnn.rl.stack import Stack
 
@@ -36,18 +36,24 @@ class Job:
         return f"{self.task}-{self.algo}-{self.seed}"
 
 
-def made_by(kept: dict[str, Any], job: Job, fast: bool) -> bool:
-    """Whether a file holds that run, with the settings that its algorithm has now."""
-    own = {} if job.algo in RIVALS else asdict(training(job.task, job.algo, fast))
-    wanted = json.loads(json.dumps({**asdict(job), **own}))
+def made_by(kept: dict[str, Any], job: Job, own: Any = None) -> bool:
+    """Whether a file holds that run; with these settings, if there are any to compare."""
+    wanted = json.loads(json.dumps(asdict(job) | (asdict(own) if own else {})))
     return all(kept["settings"].get(name) == value for name, value in wanted.items())
 
 
-def told(job: Job, settings: Any, tests: Any, final: Any, seconds: float, sizes: Any) -> dict:
-    """A run, as it is kept."""
+def told(
+    job: Job, settings: Any, tests: Any, final: Any, seconds: float, sizes: Any,
+    device: str = "cpu",
+) -> dict[str, Any]:  # fmt: skip
+    """A run, as it is kept; of some side by side, its share of the time that they took."""
     made = report.result({**asdict(job), **settings}, [])
+    machine = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "seconds": round(seconds),
+    }
     return {
-        "settings": made["settings"], "made": made["made"] | {"seconds": round(seconds)},
+        "settings": made["settings"], "made": made["made"] | machine,
         "sizes": list(sizes), "final": [round(float(x), 2) for x in final],
         "tests": [[int(t[0]), *(round(float(x), 2) for x in t[1:])] for t in tests],
     }  # fmt: skip
@@ -125,8 +131,8 @@ def side_by_side(
             seconds = (time.perf_counter() - begun) / count
             for i, job in enumerate(mine):
                 kept = told(
-                    job, asdict(stack.own_training(i)), stack.tests[i], final[i], seconds,
-                    stack.sizes[i],
+                    job, asdict(stack.own_training(i)) | {"engine": "stack"}, stack.tests[i],
+                    final[i], seconds, stack.sizes[i], device,
                 )  # fmt: skip
                 torch.save(stack.one(i), out / "agents" / f"{job}.pt")
                 report.store(str(job), kept, out)
@@ -191,7 +197,8 @@ def rival(job: Job, out: Path, fast: bool, done: Callable[[int], None]) -> dict[
     )
     final = [episode(model, TESTS + 10**6 + i) for i in range(job.episodes)]
     kept = told(
-        job, {"gamma": model.gamma}, tests, final, time.perf_counter() - begun,
+        job, {"gamma": model.gamma, "engine": "Stable-Baselines3"}, tests, final,
+        time.perf_counter() - begun,
         [int(np.prod(s.shape or ())) for s in (env.observation_space, env.action_space)],
     )  # fmt: skip
     (out / "agents").mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,22 +24,14 @@ BLOCK = 250  # steps for which random numbers are drawn at once
 TESTS = 10_000  # the seed of the first test episode; others follow
 
 
-class Settings(Protocol):
-    """What all agents have."""
-
-    gamma: float
-    batch_size: int
-    learning_starts: int
-    gradient_steps: int
-
-
 class Lockstep(ABC):
     """Agents with the same settings.
 
     Args:
         agents: The task and the seed of each. States and actions of several tasks are made as long
             as the longest, by zeros.
-        training: Settings, the same for all.
+        training: Settings, the same for all; among them `gamma`, `batch_size`, `learning_starts`
+            and `gradient_steps`.
         total: Steps to be made, for which there is memory.
         every: Steps between two test episodes.
         device: Where networks are.
@@ -52,6 +44,7 @@ class Lockstep(ABC):
         agent: All networks that learn.
         acting: Of those who act: the agents as they are now, then those under test, as it began.
         optimizers: Of the networks.
+        updates: How many there were.
     """
 
     agent: Any  # those who inherit know more of it
@@ -82,7 +75,7 @@ class Lockstep(ABC):
         self.step, self.testing, self.returns = 0, np.zeros(count, bool), np.zeros(count)
         self.tests: list[list[tuple[int, float, float]]] = [[] for _ in self.seeds]
         self.under_test: tuple[int, list[float]] | None = None
-        self.saved = 0
+        self.saved = self.updates = 0
         # Stacks side by side on a GPU do not wait for each other.
         self.own = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.stream = nullcontext if self.own is None else partial(torch.cuda.stream, self.own)
@@ -194,6 +187,7 @@ class Lockstep(ABC):
         if self.step >= self.training.learning_starts:
             for picks in self.block[0][self.step % BLOCK]:
                 self.picks.copy_(picks)
+                self.updates += 1
                 self.learn()
 
     def end(self) -> None:
@@ -262,8 +256,8 @@ class Lockstep(ABC):
             "agent": self.agent.state_dict(), "acting": self.acting.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "memory": memory, "value": self.value.tolist(), "step": self.step,
-            "testing": self.testing, "returns": self.returns, "tests": self.tests,
-            "under_test": self.under_test,
+            "updates": self.updates, "testing": self.testing, "returns": self.returns,
+            "tests": self.tests, "under_test": self.under_test,
             "random": [r.bit_generator.state for r in self.random],
             "worlds": self.worlds.kept(), "moves": list(self.worlds.moves),
         })  # fmt: skip
@@ -303,7 +297,7 @@ class Lockstep(ABC):
             self.memory.get_buffer(name)[:, : part.shape[1]] = part.to(self.device)
         self.memory.size.fill_(kept["step"])
         self.value.copy_(torch.tensor(kept["value"]))
-        for name in ("step", "testing", "returns", "tests", "under_test"):
+        for name in ("step", "updates", "testing", "returns", "tests", "under_test"):
             setattr(self, name, kept[name])
         for random, state in zip(self.random, kept["random"], strict=True):
             random.bit_generator.state = state
@@ -330,8 +324,8 @@ def short_products() -> Iterator[None]:
 def run(stacks: Sequence[Lockstep], told: Callable[[], None] = lambda: None) -> None:
     """All steps of several stacks, side by side: while environments move, networks learn."""
     while under_way := [stack for stack in stacks if stack.step < stack.total]:
-        for part in (Lockstep.begin, Lockstep.send, Lockstep.between, Lockstep.end):
+        for part in ("begin", "send", "between", "end"):
             for stack in under_way:
                 with stack.stream():
-                    part(stack)
+                    getattr(stack, part)()
         told()
