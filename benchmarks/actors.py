@@ -12,7 +12,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import stable_baselines3
 import torch
 from torch import Tensor, nn
 
@@ -293,7 +292,9 @@ class ActorStack(Lockstep):
 
 
 def model_of(kept: dict[str, Any], env: Any) -> Any:
-    """One agent as a model of Stable-Baselines3."""
+    """One agent as a model of Stable-Baselines3, which stacks can do without."""
+    import stable_baselines3
+
     t: Actors = kept["training"]
     algo = next(name for name, settings in ALGORITHMS.items() if alike(settings, t))
     model = getattr(stable_baselines3, algo)(
