@@ -111,6 +111,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "The maximum over the test episodes of training, as in the paper.": told["maxima"],
         "Median of Q at the end, least and largest of all seeds.": told["values"],
         "Improvements one by one.": told["changes"],
+        "What a run has cost; of those in a stack, its share.": told["cost"],
     }
     parts: list[Any] = [__doc__ or "", *pictures]
     for title, rows in tables.items():
@@ -119,7 +120,7 @@ def run(settings: Settings) -> dict[str, Any]:
             console.print(title)
             print(report.table(rows))
     paths = report.publish("control", "Control", told, parts, settings.out, reading=False)
-    for name in ("maxima", "values", "changes"):
+    for name in ("maxima", "values", "changes", "cost"):
         if told[name]:  # by itself, for documents
             report.write(name, told["settings"], told[name], settings.out)
     console.print(f"Look at [bold]{paths[-1]}[/]; the numbers are in {paths[0].name}")
@@ -276,8 +277,19 @@ def numbers(settings: Settings, runs: list[dict[str, Any]]) -> dict[str, Any]:
          **{task: cell(values(runs, task, algo)) for task in tasks}}
         for algo in CHANGES if algo in algos and algos & set(ABLATION)
     ]  # fmt: skip
+    cost: list[report.Row] = []
+    for algo in (*OURS, *RIVALS):
+        spent: dict[str, list[float]] = {}
+        for r in runs:
+            if r["settings"]["algo"] == algo:
+                spent.setdefault(r["made"].get("device", ""), []).append(r["made"]["seconds"] / 60)
+        cost += [
+            {"algorithm": algo, "device": device, "runs": len(minutes),
+             "minutes each": f"{np.mean(minutes):.2g}"}
+            for device, minutes in spent.items()
+        ]  # fmt: skip
     found = report.result(report.shown(settings), tables[0])
-    return found | {"maxima": tables[1], "values": of_q, "changes": changes}
+    return found | {"maxima": tables[1], "values": of_q, "changes": changes, "cost": cost}
 
 
 def drawn(out: Path, runs: list[dict[str, Any]]) -> Path:
