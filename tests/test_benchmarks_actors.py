@@ -1,7 +1,9 @@
 """Rivals in stacks: they compute what Stable-Baselines3 does."""
 
+import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +14,7 @@ import torch
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
+from benchmarks import control_rivals
 from benchmarks.actors import ALGORITHMS, ActorStack, model_of
 from icnn.rl.lockstep import run
 
@@ -133,3 +136,49 @@ def test_every_update_has_noise_of_its_own(algo: str):
             pair.act()
             values.add(float(pair.action[1 - learning].sum()))
         assert len(values) == (3 if learning else 1)
+
+
+def test_runs_are_made_once_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    small = replace(ALGORITHMS["TD3"], widths=(8,), batch_size=8)
+    monkeypatch.setitem(ALGORITHMS, "TD3", small)
+    monkeypatch.setattr(control_rivals.report, "RESULTS", tmp_path)
+    options = ["rivals", "--task", "Reacher", "--algo", "TD3", "--seeds", "2", "--steps", "2000",
+               "--out", str(tmp_path / "stacked")]  # fmt: skip
+    monkeypatch.setattr("sys.argv", options)
+    control_rivals.main()
+    path = tmp_path / "stacked" / "Reacher-TD3-1.json"
+    written = path.read_bytes()
+    # The same runs as if they were of Stable-Baselines3, and better by one.
+    (tmp_path / "plain").mkdir()
+    for i in range(2):
+        told = json.loads((tmp_path / "stacked" / f"Reacher-TD3-{i}.json").read_text())
+        told["final"] = [x - 1 for x in told["final"]]
+        (tmp_path / "plain" / f"Reacher-TD3-{i}.json").write_text(json.dumps(told))
+    monkeypatch.setattr("sys.argv", [*options, "--beside", str(tmp_path / "plain")])
+    capsys.readouterr()
+    control_rivals.main()
+    told = capsys.readouterr()
+    assert "2 of 2 runs are there" in told.err
+    assert path.read_bytes() == written
+    assert "| Reacher | TD3 | at the end |" in told.out
+    assert "| +1 [" in told.out
+    # With other settings it is another run.
+    monkeypatch.setitem(ALGORITHMS, "TD3", replace(small, noise=0.3))
+    monkeypatch.setattr("sys.argv", options)
+    control_rivals.main()
+    assert path.read_bytes() != written
+    model = model_of(torch.load(path.parent / "agents/Reacher-TD3-1.pt", weights_only=False),
+                     gym.make("Reacher-v5"))  # fmt: skip
+    assert model.gamma == 0.99
+
+
+def test_updates_are_checked(monkeypatch: pytest.MonkeyPatch):
+    for name, settings in ALGORITHMS.items():
+        monkeypatch.setitem(ALGORITHMS, name, replace(settings, widths=(16,), batch_size=16))
+    rows = control_rivals.checked()
+    assert [row["algorithm"] for row in rows] == list(ALGORITHMS)
+    assert all(row["finite"] for row in rows)
+    if not torch.cuda.is_available():
+        assert all(row["largest difference of weights"] == 0 for row in rows)
