@@ -321,6 +321,8 @@ def drawn(out: Path, runs: list[dict[str, Any]]) -> Path:
         axes.axhline(PUBLISHED[task][2], color="gray", ls=":", lw=1, label="paper's ICNN, maximum")
         axes.ticklabel_format(axis="x", scilimits=(0, 0))
         axes.legend(fontsize=7)
+    figure.supxlabel("steps of the environment", fontsize=10)
+    figure.supylabel("return of test episodes", fontsize=10)
     path = out / "control.png"
     figure.savefig(path, dpi=130)
     return path
