@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from icnn.kernels.products import product
 from icnn.rl.learning import Batch
-from icnn.rl.lockstep import Lockstep
+from icnn.rl.lockstep import Lockstep, doubled
+from icnn.rl.parts import Parts, fitted
 
 
 @dataclass(frozen=True)
@@ -70,29 +71,28 @@ class Perceptrons(nn.Module):
         outputs: Sequence[tuple[int, ...]], seeds: Sequence[int],
     ):  # fmt: skip
         super().__init__()
-        count, (first, last) = len(inputs), (list(map(max, zip(*p, strict=True)))
-                                             for p in (inputs, outputs))  # fmt: skip
-        sizes = sum(first), *widths, sum(last)
-        self.weights = nn.ParameterList(torch.zeros(count, a, b) for a, b in pairwise(sizes))
-        self.biases = nn.ParameterList(torch.zeros(count, 1, b) for b in sizes[1:])
-        self.rows: list[list[Tensor]] = []
-        for k, (before, after, seed) in enumerate(zip(inputs, outputs, seeds, strict=True)):
+        first, last = (tuple(map(max, zip(*parts, strict=True))) for parts in (inputs, outputs))
+        self.wide = layers(first, last, widths)
+        self.narrow = [layers(*ends, widths) for ends in zip(inputs, outputs, strict=True)]
+        made: list[list[tuple[Tensor, Tensor]]] = []
+        for own, seed in zip(self.narrow, seeds, strict=True):
             torch.manual_seed(seed)
-            # Of each layer, what belongs to this network.
-            rows = [torch.arange(size) for size in sizes]
-            rows[0], rows[-1] = places(before, first), places(after, last)
-            self.rows.append(rows)
-            for w, b, (a, z) in zip(self.weights, self.biases, pairwise(rows), strict=True):
-                layer = nn.Linear(len(a), len(z))
-                w.data[k, a[:, None], z] = layer.weight.data.T
-                b.data[k, 0, z] = layer.bias.data
+            linears = [nn.Linear(sum(part.rows), sum(part.columns)) for part in own]
+            made.append([
+                refitted((linear.weight.T, linear.bias[None]), *parts)
+                for linear, *parts in zip(linears, own, self.wide, strict=True)
+            ])  # fmt: skip
+        weights, biases = (
+            [torch.stack([layer[k] for layer in those]).detach()
+             for those in zip(*made, strict=True)] for k in (0, 1)
+        )  # fmt: skip
+        self.weights, self.biases = nn.ParameterList(weights), nn.ParameterList(biases)
 
+    @torch.no_grad()
     def own(self, k: int) -> list[tuple[Tensor, Tensor]]:
         """Weights and biases of one network, without the zeros."""
-        found = []
-        for w, b, (a, z) in zip(self.weights, self.biases, pairwise(self.rows[k]), strict=True):
-            found.append((w[k].cpu()[a[:, None], z].clone(), b[k, 0].cpu()[z].clone()))
-        return found
+        mine = [(w[k].cpu(), b[k].cpu()) for w, b in zip(self.weights, self.biases, strict=True)]
+        return [refitted(*pair) for pair in zip(mine, self.wide, self.narrow[k], strict=True)]
 
     def forward(self, x: Tensor) -> Tensor:
         for i, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -100,10 +100,19 @@ class Perceptrons(nn.Module):
         return x
 
 
-def places(own: Sequence[int], wide: Sequence[int]) -> Tensor:
-    """Where parts stand, if each is followed by zeros."""
-    starts = torch.tensor([0, *wide]).cumsum(0)
-    return torch.cat([at + torch.arange(n) for at, n in zip(starts, own, strict=False)])
+def layers(
+    before: tuple[int, ...], after: tuple[int, ...], widths: Sequence[int]
+) -> list[Parts]:  # fmt: skip
+    """Of a perceptron, by parts of its input and of its output."""
+    return [Parts(*ends) for ends in pairwise([before, *((width,) for width in widths), after])]
+
+
+def refitted(layer: tuple[Tensor, Tensor], own: Parts, other: Parts) -> tuple[Tensor, Tensor]:
+    """The weight and the bias, a row, of one layer."""
+    one = (1,)
+    pairs = (own, other), (own._replace(rows=one), other._replace(rows=one))
+    weight, bias = (fitted(x[None], *pair)[0] for x, pair in zip(layer, pairs, strict=True))
+    return weight, bias
 
 
 class ActorCritic(nn.Module):
@@ -181,9 +190,7 @@ class ActorStack(Lockstep):
         t, agent = self.training, ActorCritic(self.sizes, self.training, self.seeds)
         agent.gamma.copy_(torch.tensor(self.gammas)[:, None])
         self.agent = agent.to(self.device)
-        self.acting = deepcopy(self.agent.actor).requires_grad_(False)
-        for tensor in self.acting.parameters():
-            tensor.data = torch.cat([tensor, tensor])
+        self.acting = doubled(self.agent.actor)
         adam = partial(
             torch.optim.Adam, lr=t.learning_rate, fused=True,
             capturable=self.device.type == "cuda",
@@ -303,15 +310,15 @@ def model_of(kept: dict[str, Any], env: Any) -> Any:
     body = layers_of(model.actor.latent_pi if t.soft else model.actor.mu)
     *hidden, (weight, bias) = kept["actor"]
     heads = [model.actor.mu, model.actor.log_std] if t.soft else [body.pop()]
-    size = len(bias) // len(heads)
-    last = zip(weight.split(size, dim=1), bias.split(size), strict=True)
+    size = bias.shape[1] // len(heads)
+    last = zip(weight.split(size, dim=1), bias.split(size, dim=1), strict=True)
     pairs = [*zip(body, hidden, strict=True), *zip(heads, last, strict=True)]
     for network, own in zip(model.critic.q_networks, kept["critics"], strict=True):
         pairs += zip(layers_of(network), own, strict=True)
     with torch.no_grad():
         for layer, (w, b) in pairs:
             layer.weight.copy_(w.T)
-            layer.bias.copy_(b)
+            layer.bias.copy_(b[0])
     model.critic_target.load_state_dict(model.critic.state_dict())
     if not t.soft:
         model.actor_target.load_state_dict(model.actor.state_dict())

@@ -127,7 +127,7 @@ class Critics(nn.Module):
             name: torch.stack([torch.cat(one[name], dim=1) for one in made]) for name in made[0]
         })  # fmt: skip
         self.parts = {
-            name: Parts(len(there[0]), tuple(w.shape[1] for w in there))
+            name: Parts((len(there[0]),), tuple(w.shape[1] for w in there))
             for name, there in made[0].items()
         }
 

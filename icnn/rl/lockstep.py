@@ -11,17 +11,18 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from icnn.rl.memory import PARTS, Memory
 from icnn.rl.worlds import Moves, Worlds
 
 BLOCK = 250  # steps for which random numbers are drawn at once
 TESTS = 10_000  # the seed of the first test episode; others follow
+M = TypeVar("M", bound=nn.Module)
 
 
 class Lockstep(ABC):
@@ -306,6 +307,14 @@ class Lockstep(ABC):
             own_part[...] = part
         self.saved = self.step
         self._settle()
+
+
+def doubled(module: M) -> M:
+    """A copy for those who act and those under test: everything twice, one after the other."""
+    found = deepcopy(module).requires_grad_(False)
+    for tensor in (*found.parameters(), *found.buffers()):
+        tensor.data = torch.cat([tensor, tensor])
+    return found
 
 
 @contextmanager

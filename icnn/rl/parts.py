@@ -14,17 +14,18 @@ from torch import Tensor
 
 
 class Parts(NamedTuple):
-    """Of the matrix of each network, `(networks, rows, sum of columns)`."""
+    """Of the matrix of each network, `(networks, sum of rows, sum of columns)`."""
 
-    rows: int
+    rows: tuple[int, ...]
     columns: tuple[int, ...]
 
 
 def fitted(weight: Tensor, own: Parts, other: Parts) -> Tensor:
     """A weight with the parts of another: each has zeros added at its end, or is cut off there."""
-    weight = F.pad(weight, (0, 0, 0, other.rows - own.rows))
+    rows = zip(weight.split(own.rows, dim=1), other.rows, strict=True)
+    weight = torch.cat([F.pad(part, (0, 0, 0, n - part.shape[1])) for part, n in rows], dim=1)
     columns = zip(weight.split(own.columns, dim=2), other.columns, strict=True)
-    return torch.cat([F.pad(part, (0, width - part.shape[2])) for part, width in columns], dim=2)
+    return torch.cat([F.pad(part, (0, n - part.shape[2])) for part, n in columns], dim=2)
 
 
 def all_fitted(

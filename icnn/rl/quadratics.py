@@ -43,8 +43,8 @@ class QuadraticCritics(nn.Module):
         for i, (before, after) in enumerate(pairwise((dim_state, *form.widths, sum(outputs)))):
             bound = before**-0.5
             columns = (after,) if i < len(form.widths) else outputs
-            self.parts |= {f"layer{i}": Parts(before, columns)} | dict.fromkeys(
-                (f"bias{i}", f"scale{i}", f"shift{i}"), Parts(1, columns)
+            self.parts |= {f"layer{i}": Parts((before,), columns)} | dict.fromkeys(
+                (f"bias{i}", f"scale{i}", f"shift{i}"), Parts((1,), columns)
             )
             made[f"layer{i}"] = torch.empty(count, before, after).uniform_(-bound, bound)
             made[f"bias{i}"] = torch.empty(count, 1, after).uniform_(-bound, bound)

@@ -5,7 +5,6 @@ rounding of larger products).
 """
 
 from collections.abc import Callable
-from copy import deepcopy
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from icnn.rl.agent import Agent, shortened
 from icnn.rl.learning import Training, adam_step, greedy, is_far, td_loss, worth
-from icnn.rl.lockstep import Lockstep
+from icnn.rl.lockstep import Lockstep, doubled
 from icnn.rl.parts import all_fitted
 
 LONG = 50_000  # steps of a run for which more is compiled
@@ -45,9 +44,7 @@ class Stack(Lockstep):
         for i, (_, length) in enumerate(self.sizes):
             agent.real[i, :, length:] = 0
         self.agent = agent.to(self.device)
-        self.acting = deepcopy(agent).requires_grad_(False)
-        for tensor in (*self.acting.parameters(), *self.acting.buffers()):
-            tensor.data = torch.cat([tensor, tensor])
+        self.acting = doubled(agent)
         self.optimizers = [self.agent.optimizer(
             training.learning_rate, training.weight_decay, capturable=self.device.type == "cuda"
         )]  # fmt: skip
