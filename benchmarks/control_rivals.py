@@ -23,9 +23,9 @@ from rich.progress import Progress
 
 from benchmarks.actors import ALGORITHMS, Actors, ActorStack
 from icnn import report
-from icnn.experiments.control import apart, cell
 from icnn.experiments.control_algorithms import GAMMAS, TASKS
 from icnn.experiments.control_runs import Job, made_by, together
+from icnn.experiments.control_tables import apart, cell
 from icnn.rl.lockstep import run
 from icnn.rl.memory import PARTS
 

@@ -188,7 +188,8 @@ def control(
     """
     import torch
 
-    from icnn.experiments.control import ALONE, Settings, run
+    from icnn.experiments.control import Settings, run
+    from icnn.experiments.control_algorithms import ALONE
 
     torch.set_num_threads(1)  # the networks are small: more threads would only wait for each other
     algos = dict.fromkeys((*algo, *(ALONE if ablation else ())))

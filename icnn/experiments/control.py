@@ -28,26 +28,12 @@ from typing import Any
 import numpy as np
 
 from icnn import report
-from icnn.experiments.control_algorithms import ABLATION, OURS, RIVALS, TASKS, WHAT, training
+from icnn.experiments.control_algorithms import ABLATION, OURS, RIVALS, TASKS, training
 from icnn.experiments.control_runs import Job, made_by, rival, together
+from icnn.experiments.control_tables import PUBLISHED, numbers
 from icnn.extras import require
 
-# Table 3 and supplement H: DDPG, NAF, ICNN; sizes of states and actions.
-PUBLISHED = {
-    "Ant": (1000.0, 999.03, 1056.29, 111, 8),
-    "HalfCheetah": (2909.77, 2575.16, 3822.99, 17, 6),
-    "Hopper": (1501.33, 1100.43, 831.0, 11, 3),
-    "Humanoid": (524.09, 5000.68, 433.38, 376, 17),
-    "HumanoidStandup": (134265.96, 116399.05, 141217.38, 376, 17),
-    "InvertedDoublePendulum": (9358.81, 9359.59, 9359.41, 11, 1),
-    "InvertedPendulum": (1000.0, 1000.0, 1000.0, 4, 1),
-    "Reacher": (-6.1, -6.31, -5.08, 11, 2),
-    "Swimmer": (49.79, 69.71, 64.89, 8, 2),
-    "Walker2d": (1604.18, 1007.25, 298.21, 17, 6),
-}
 FIXED = ("InvertedDoublePendulum", "InvertedPendulum", "Reacher")  # stay where they are
-CHANGES = sorted(("ICNN", "ICNNQ", *ABLATION), key=lambda algo: algo.startswith("ICNNQ"))
-ALONE = [algo for algo in CHANGES if "ICNNQ-" not in algo]
 
 
 @dataclass(frozen=True)
@@ -104,7 +90,7 @@ def run(settings: Settings) -> dict[str, Any]:
     if unfinished.exists() and not list(unfinished.iterdir()):
         unfinished.rmdir()
     runs = all_runs(settings, jobs[0])
-    told = numbers(settings, runs)
+    told: dict[str, Any] = report.result(report.shown(settings), []) | numbers(runs)
     pictures = [drawn(settings.out, runs)]
     tables = {
         "Mean return of ten test episodes at the end; mean and spread over seeds.": told["rows"],
@@ -211,85 +197,6 @@ def spread(missing: list[Job], settings: Settings) -> None:
                 done(str(job))
     finally:
         ray.shutdown()
-
-
-def values(runs: list[dict[str, Any]], task: str, algo: str, best: bool = False) -> np.ndarray:
-    """Of each seed: the mean of final returns, or the best return of all tests."""
-    mine = [r for r in runs if (r["settings"]["task"], r["settings"]["algo"]) == (task, algo)]
-    mine = sorted(mine, key=lambda r: r["settings"]["seed"])
-    return np.array([max(t[1] for t in r["tests"]) if best else np.mean(r["final"]) for r in mine])
-
-
-def cell(found: np.ndarray) -> str:
-    """Mean and spread over seeds, and how many there are."""
-    if not len(found):
-        return ""
-    more = f" ± {found.std(ddof=1):.4g}" if len(found) > 1 else ""
-    return f"{found.mean():.5g}{more} ({len(found)})"
-
-
-def apart(ours: np.ndarray, theirs: np.ndarray) -> str:
-    """A difference of means, and where 95 % of resamples of both have it."""
-    if min(len(ours), len(theirs)) < 2:
-        return ""
-    random = np.random.default_rng(0)
-    means = [random.choice(x, (10_000, len(x))).mean(axis=1) for x in (ours, theirs)]
-    low, high = np.quantile(means[0] - means[1], [0.025, 0.975])
-    return f"{ours.mean() - theirs.mean():+.4g} [{low:+.4g}, {high:+.4g}]"
-
-
-def numbers(settings: Settings, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Tables of all runs that are there: final returns, the best ones, and single improvements."""
-    sizes = {r["settings"]["task"]: r["sizes"] for r in runs}
-    tasks = [task for task in TASKS if task in sizes]
-    algos = {r["settings"]["algo"] for r in runs}
-    tables: list[list[report.Row]] = []
-    for best in (False, True):
-        tables.append([])
-        for task in tasks:
-            *published, states, actions = PUBLISHED[task]
-            ours, sac = (values(runs, task, algo, best) for algo in ("ICNNQ", "SAC"))
-            tables[-1].append({
-                "task": task,
-                "state, action (paper)": "{}, {} ({}, {})".format(*sizes[task], states, actions),
-                **{a: cell(values(runs, task, a, best)) for a in (*OURS, *RIVALS) if a in algos},
-                **({"ICNNQ less SAC": apart(ours, sac)} if {"ICNNQ", "SAC"} <= algos else {}),
-                **{
-                    f"paper: {name}": f"{value:g}"
-                    for name, value in zip(("DDPG", "NAF", "ICNN"), published, strict=True)
-                },
-            })  # fmt: skip
-    # The mean of Q over a batch, when the last test began: of each run, then over seeds.
-    of_q: list[report.Row] = []
-    for task in tasks:
-        last = {
-            algo: [r["tests"][-1][2] for r in runs
-                   if (r["settings"]["task"], r["settings"]["algo"]) == (task, algo)]
-            for algo in OURS if algo in algos
-        }  # fmt: skip
-        of_q.append({"task": task} | {
-            algo: f"{np.median(q):.4g} ({min(q):.4g} ... {max(q):.4g})" if q else ""
-            for algo, q in last.items()
-        })  # fmt: skip
-    changes: list[report.Row] = [
-        {"algorithm": algo, "with (+) or without (-)": WHAT.get(algo.partition("+")[2]) or
-         WHAT.get(algo.partition("-")[2], ""),
-         **{task: cell(values(runs, task, algo)) for task in tasks}}
-        for algo in CHANGES if algo in algos and algos & set(ABLATION)
-    ]  # fmt: skip
-    cost: list[report.Row] = []
-    for algo in (*OURS, *RIVALS):
-        spent: dict[str, list[float]] = {}
-        for r in runs:
-            if r["settings"]["algo"] == algo:
-                spent.setdefault(r["made"].get("device", ""), []).append(r["made"]["seconds"] / 60)
-        cost += [
-            {"algorithm": algo, "device": device, "runs": len(minutes),
-             "minutes each": f"{np.mean(minutes):.2g}"}
-            for device, minutes in spent.items()
-        ]  # fmt: skip
-    found = report.result(report.shown(settings), tables[0])
-    return found | {"maxima": tables[1], "values": of_q, "changes": changes, "cost": cost}
 
 
 def drawn(out: Path, runs: list[dict[str, Any]]) -> Path:

@@ -91,6 +91,9 @@ ABLATION = {
     **{f"ICNNQ-{n}": taken(Training(), PAPER, fields) for n, fields in IMPROVEMENTS.items()},
     **{f"ICNNQ+{n}": changed(Training(), values) for n, values in OTHERS.items()},
 }
+# In the order of the table, and those that the flag `--ablation` adds.
+CHANGES = sorted(("ICNN", "ICNNQ", *ABLATION), key=lambda algo: algo.startswith("ICNNQ"))
+ALONE = [algo for algo in CHANGES if "ICNNQ-" not in algo]
 
 
 def training(task: str, algo: str, fast: bool) -> Training:

@@ -1,0 +1,133 @@
+"""Tables of control runs: final returns, the best ones, values, single improvements, and costs."""
+
+from typing import Any
+
+import numpy as np
+
+from icnn import report
+from icnn.experiments.control_algorithms import (
+    ABLATION,
+    CHANGES,
+    OURS,
+    RIVALS,
+    TASKS,
+    WHAT,
+)
+
+Runs = list[dict[str, Any]]
+
+# Table 3 and supplement H: DDPG, NAF, ICNN; sizes of states and actions.
+PUBLISHED = {
+    "Ant": (1000.0, 999.03, 1056.29, 111, 8),
+    "HalfCheetah": (2909.77, 2575.16, 3822.99, 17, 6),
+    "Hopper": (1501.33, 1100.43, 831.0, 11, 3),
+    "Humanoid": (524.09, 5000.68, 433.38, 376, 17),
+    "HumanoidStandup": (134265.96, 116399.05, 141217.38, 376, 17),
+    "InvertedDoublePendulum": (9358.81, 9359.59, 9359.41, 11, 1),
+    "InvertedPendulum": (1000.0, 1000.0, 1000.0, 4, 1),
+    "Reacher": (-6.1, -6.31, -5.08, 11, 2),
+    "Swimmer": (49.79, 69.71, 64.89, 8, 2),
+    "Walker2d": (1604.18, 1007.25, 298.21, 17, 6),
+}
+
+
+def values(runs: Runs, task: str, algo: str, best: bool = False) -> np.ndarray:
+    """Of each seed: the mean of final returns, or the best return of all tests."""
+    mine = [r for r in runs if (r["settings"]["task"], r["settings"]["algo"]) == (task, algo)]
+    mine = sorted(mine, key=lambda r: r["settings"]["seed"])
+    return np.array([max(t[1] for t in r["tests"]) if best else np.mean(r["final"]) for r in mine])
+
+
+def cell(found: np.ndarray) -> str:
+    """Mean and spread over seeds, and how many there are."""
+    if not len(found):
+        return ""
+    more = f" ± {found.std(ddof=1):.4g}" if len(found) > 1 else ""
+    return f"{found.mean():.5g}{more} ({len(found)})"
+
+
+def apart(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """A difference of means, and where 95 % of resamples of both have it."""
+    if min(len(ours), len(theirs)) < 2:
+        return ""
+    random = np.random.default_rng(0)
+    means = [random.choice(x, (10_000, len(x))).mean(axis=1) for x in (ours, theirs)]
+    low, high = np.quantile(means[0] - means[1], [0.025, 0.975])
+    return f"{ours.mean() - theirs.mean():+.4g} [{low:+.4g}, {high:+.4g}]"
+
+
+def numbers(runs: Runs) -> dict[str, list[report.Row]]:
+    """All tables, of all runs that are there."""
+    sizes = {r["settings"]["task"]: r["sizes"] for r in runs}
+    tasks = [task for task in TASKS if task in sizes]
+    return {
+        "rows": returns(runs, sizes, best=False), "maxima": returns(runs, sizes, best=True),
+        "values": last_values(runs, tasks), "changes": changes(runs, tasks), "cost": costs(runs),
+    }  # fmt: skip
+
+
+def returns(runs: Runs, sizes: dict[str, Any], best: bool) -> list[report.Row]:
+    """Mean and spread over seeds, beside what is published."""
+    algos, rows = algorithms(runs), []
+    for task in (task for task in TASKS if task in sizes):
+        *published, states, actions = PUBLISHED[task]
+        ours, sac = (values(runs, task, algo, best) for algo in ("ICNNQ", "SAC"))
+        rows.append({
+            "task": task,
+            "state, action (paper)": "{}, {} ({}, {})".format(*sizes[task], states, actions),
+            **{a: cell(values(runs, task, a, best)) for a in (*OURS, *RIVALS) if a in algos},
+            **({"ICNNQ less SAC": apart(ours, sac)} if {"ICNNQ", "SAC"} <= algos else {}),
+            **{
+                f"paper: {name}": f"{value:g}"
+                for name, value in zip(("DDPG", "NAF", "ICNN"), published, strict=True)
+            },
+        })  # fmt: skip
+    return rows
+
+
+def last_values(runs: Runs, tasks: list[str]) -> list[report.Row]:
+    """The mean of Q over a batch, when the last test began: of each run, then over seeds."""
+    algos, rows = algorithms(runs), []
+    for task in tasks:
+        last = {
+            algo: [r["tests"][-1][2] for r in runs
+                   if (r["settings"]["task"], r["settings"]["algo"]) == (task, algo)]
+            for algo in OURS if algo in algos
+        }  # fmt: skip
+        rows.append({"task": task} | {
+            algo: f"{np.median(q):.4g} ({min(q):.4g} ... {max(q):.4g})" if q else ""
+            for algo, q in last.items()
+        })  # fmt: skip
+    return rows
+
+
+def changes(runs: Runs, tasks: list[str]) -> list[report.Row]:
+    """Single improvements, if there are runs of any."""
+    algos = algorithms(runs)
+    return [
+        {"algorithm": algo, "with (+) or without (-)": WHAT.get(algo.partition("+")[2]) or
+         WHAT.get(algo.partition("-")[2], ""),
+         **{task: cell(values(runs, task, algo)) for task in tasks}}
+        for algo in CHANGES if algo in algos and algos & set(ABLATION)
+    ]  # fmt: skip
+
+
+def costs(runs: Runs) -> list[report.Row]:
+    """Minutes, by algorithm and device."""
+    rows: list[report.Row] = []
+    for algo in (*OURS, *RIVALS):
+        spent: dict[str, list[float]] = {}
+        for r in runs:
+            if r["settings"]["algo"] == algo:
+                spent.setdefault(r["made"].get("device", ""), []).append(r["made"]["seconds"] / 60)
+        rows += [
+            {"algorithm": algo, "device": device, "runs": len(minutes),
+             "minutes each": f"{np.mean(minutes):.2g}"}
+            for device, minutes in spent.items()
+        ]  # fmt: skip
+    return rows
+
+
+def algorithms(runs: Runs) -> set[str]:
+    """Of which there are runs."""
+    return {r["settings"]["algo"] for r in runs}
