@@ -42,8 +42,13 @@ def cell(found: np.ndarray) -> str:
     """Mean and spread over seeds, and how many there are."""
     if not len(found):
         return ""
-    more = f" ± {found.std(ddof=1):.4g}" if len(found) > 1 else ""
-    return f"{found.mean():.5g}{more} ({len(found)})"
+    more = f" ± {short(found.std(ddof=1))}" if len(found) > 1 else ""
+    return f"{short(found.mean())}{more} ({len(found)})"
+
+
+def short(number: float) -> str:
+    """Four digits, or as many as stand before the point."""
+    return f"{number:.0f}" if abs(number) >= 1e4 else f"{number:.4g}"
 
 
 def apart(ours: np.ndarray, theirs: np.ndarray) -> str:
@@ -53,7 +58,12 @@ def apart(ours: np.ndarray, theirs: np.ndarray) -> str:
     random = np.random.default_rng(0)
     means = [random.choice(x, (10_000, len(x))).mean(axis=1) for x in (ours, theirs)]
     low, high = np.quantile(means[0] - means[1], [0.025, 0.975])
-    return f"{ours.mean() - theirs.mean():+.4g} [{low:+.4g}, {high:+.4g}]"
+    return f"{signed(ours.mean() - theirs.mean())} [{signed(low)}, {signed(high)}]"
+
+
+def signed(number: float) -> str:
+    """The same, with its sign."""
+    return ("+" if number >= 0 else "") + short(number)
 
 
 def numbers(runs: Runs) -> dict[str, list[report.Row]]:
@@ -95,7 +105,7 @@ def last_values(runs: Runs, tasks: list[str]) -> list[report.Row]:
             for algo in OURS if algo in algos
         }  # fmt: skip
         rows.append({"task": task} | {
-            algo: f"{np.median(q):.4g} ({min(q):.4g} ... {max(q):.4g})" if q else ""
+            algo: f"{short(float(np.median(q)))} ({short(min(q))} ... {short(max(q))})" if q else ""
             for algo, q in last.items()
         })  # fmt: skip
     return rows
