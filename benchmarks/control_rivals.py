@@ -70,6 +70,11 @@ def agreement(ours: Path, theirs: Path, steps: int) -> list[report.Row]:
     return rows
 
 
+def weights_of(stack: ActorStack) -> torch.Tensor:
+    """All of them, in a row."""
+    return torch.cat([w.detach().cpu().flatten() for w in stack.agent.parameters()])
+
+
 def checked() -> list[report.Row]:
     """Updates as they are recorded on a GPU, beside the same on a CPU; and a run that goes on."""
     agents, rows = [("Hopper-v5", 0), ("Swimmer-v5", 1)], []
@@ -83,21 +88,26 @@ def checked() -> list[report.Row]:
         here.memory.size.fill_(300)
         here.memory.rest[..., 1:].gt_(0.8)
         there.memory.load_state_dict(here.memory.state_dict())
+        start = weights_of(here)
         for update in range(1, 9):
-            here.picks.uniform_()
-            here.eps.normal_()
-            there.picks.copy_(here.picks)
-            there.eps.copy_(here.eps)
+            for name in ("picks", "eps", "state", "jitter"):
+                numbers = getattr(here, name)
+                numbers.uniform_() if name == "picks" else numbers.normal_()
+                getattr(there, name).copy_(numbers)
             for stack in (here, there):
                 (stack.alone if update % stack.training.delay else stack.full)()
-        weights = (stack.agent.state_dict().values() for stack in (here, there))
-        apart = max(float((a - b.cpu()).abs().max()) for a, b in zip(*weights, strict=True))
+                stack._copy(1)
+                stack.act()
+        moved, other = weights_of(here) - start, weights_of(there) - start
+        actions = (here.action - there.action.cpu()).abs().max()
         stopped, again = make(500), make(750)
         run([stopped])
         again.restore(stopped.kept())
         run([again])
         rows.append({
-            "algorithm": algo, "device": device, "largest difference of weights": apart,
+            "algorithm": algo, "device": device,
+            "difference of eight updates, relative": float((moved - other).norm() / moved.norm()),
+            "largest difference of actions": float(actions),
             "finite": bool(np.isfinite(again.finish(1)).all()),
         })  # fmt: skip
     return rows
