@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0, help="processes for environments")
     parser.add_argument("--out", type=Path, default=Path("icnn-control-stacked"), help="of runs")
     parser.add_argument("--beside", type=Path, help="runs of Stable-Baselines3, to compare with")
+    parser.add_argument("--tables", type=Path, default=report.RESULTS, help="of the comparison")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.check:
@@ -153,7 +154,7 @@ def main() -> None:
         if not rows:
             raise SystemExit(f"`--beside` must hold runs of {options.steps} steps to compare with")
         print(report.table(rows))
-        report.write("control-agreement", {"steps": options.steps}, rows)
+        report.write("control-agreement", {"steps": options.steps}, rows, options.tables)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,6 @@ def test_runs_are_made_once_and_compared(
 ):
     small = replace(ALGORITHMS["TD3"], widths=(8,), batch_size=8)
     monkeypatch.setitem(ALGORITHMS, "TD3", small)
-    monkeypatch.setattr(control_rivals.report, "RESULTS", tmp_path)
     options = ["rivals", "--task", "Reacher", "--algo", "TD3", "--seeds", "2", "--steps", "2000",
                "--out", str(tmp_path / "stacked")]  # fmt: skip
     monkeypatch.setattr("sys.argv", options)
@@ -156,13 +155,15 @@ def test_runs_are_made_once_and_compared(
         told = json.loads((tmp_path / "stacked" / f"Reacher-TD3-{i}.json").read_text())
         told["final"] = [x - 1 for x in told["final"]]
         (tmp_path / "plain" / f"Reacher-TD3-{i}.json").write_text(json.dumps(told))
-    monkeypatch.setattr("sys.argv", [*options, "--beside", str(tmp_path / "plain")])
+    beside = "--beside", str(tmp_path / "plain"), "--tables", str(tmp_path / "tables")
+    monkeypatch.setattr("sys.argv", [*options, *beside])
     capsys.readouterr()
     control_rivals.main()
     told = capsys.readouterr()
     assert "2 of 2 runs are there" in told.err
     assert path.read_bytes() == written
     assert "| Reacher | TD3 | at the end |" in told.out
+    assert (tmp_path / "tables" / "control-agreement.json").exists()
     assert "| +1 [" in told.out
     # With other settings it is another run.
     monkeypatch.setitem(ALGORITHMS, "TD3", replace(small, noise=0.3))

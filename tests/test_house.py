@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from typing import Any
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,18 @@ def test_control_writes_runs_tables_and_a_page(tmp_path: Path):
     assert "`--task` must be one of" in command("reproduce", "control", "--task", "Hoper")
     film = command("reproduce", "control", "--algo", "SAC", "--film")
     assert "`--film` needs one of" in film
+
+
+def test_control_is_the_same_spread_by_ray(tmp_path: Path):
+    options = ("--fast", "--task", "Reacher", "--algo", "ICNNQ", "--algo", "SAC", "--seeds", "1")
+    runs: list[dict[str, Any]] = []
+    for engine in ("stack", "ray"):
+        out = tmp_path / engine
+        command("reproduce", "control", *options, "--engine", engine, "--out", str(out))
+        runs.append({path.name: json.loads(path.read_text())["tests"]
+                     for path in out.glob("Reacher-*-0.json")})  # fmt: skip
+    assert len(runs[0]) == 2
+    assert runs[0] == runs[1]
 
 
 def test_estimators_are_found_by_name():

@@ -221,7 +221,7 @@ def drawn(out: Path, runs: list[dict[str, Any]]) -> Path:
             returns = np.array([[t[1] for t in tests[:length]] for tests in mine])
             window = min(10, max(1, length // 4))
             smooth = np.array([np.convolve(r, np.ones(window) / window, "valid") for r in returns])
-            mean, spread = smooth.mean(axis=0), smooth.std(axis=0)
+            mean, spread = smooth.mean(axis=0), smooth.std(axis=0, ddof=min(1, len(smooth) - 1))
             at = steps[window - 1 :]
             axes.plot(at, mean, color=f"C{k}", label=f"{algo} ({len(mine)})")
             axes.fill_between(at, mean - spread, mean + spread, color=f"C{k}", alpha=0.2, lw=0)

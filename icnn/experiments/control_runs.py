@@ -95,6 +95,7 @@ def side_by_side(
 ) -> None:  # fmt: skip
     """Some stacks, from where they were stopped to their end."""
     stacks: list[tuple[Lockstep, list[Job], Path]] = []
+    spent: dict[Path, float] = {}  # before they were stopped
     for (settings, _), mine in group:
         agents = [(f"{job.task}-v5", job.seed) for job in mine]
         gammas = {f"{task}-v5": gamma for task, gamma in GAMMAS.items()}
@@ -105,8 +106,14 @@ def side_by_side(
             kept = torch.load(path, map_location=device, weights_only=False)
             if kept["settings"] == stack.settings:  # else it is of another run
                 stack.restore(kept)
+                spent[path] = kept["seconds"]
         stacks.append((stack, mine, path))
     begun = kept_at = time.perf_counter()
+
+    def share(stack: Lockstep, path: Path) -> float:
+        """Of the time, what a stack has taken."""
+        part = stack.count / sum(other.count for other, _, _ in stacks)
+        return spent.get(path, 0.0) + part * (time.perf_counter() - begun)
 
     def after() -> None:
         nonlocal kept_at
@@ -118,17 +125,16 @@ def side_by_side(
         for stack, path in due:
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_suffix(".part")
-            torch.save(stack.kept(), part)
+            torch.save(stack.kept() | {"seconds": share(stack, path)}, part)
             part.replace(path)
         kept_at = time.perf_counter()
 
     try:
         run([stack for stack, _, _ in stacks], after)
         (out / "agents").mkdir(parents=True, exist_ok=True)
-        count = sum(len(mine) for _, mine, _ in stacks)
         for stack, mine, path in stacks:
             final = stack.finish(mine[0].episodes)
-            seconds = (time.perf_counter() - begun) / count
+            seconds = share(stack, path) / stack.count
             for i, job in enumerate(mine):
                 kept = told(
                     job, asdict(stack.own_training(i)) | {"engine": "stack"}, stack.tests[i],
@@ -156,6 +162,7 @@ def rival(job: Job, out: Path, fast: bool, done: Callable[[int], None]) -> dict[
     path = out / "unfinished" / f"{job}-{job.steps}.zip"
     path.parent.mkdir(parents=True, exist_ok=True)
     tests: list[tuple[int, float]] = []
+    spent, begun, device = 0.0, time.perf_counter(), "cpu"
 
     def episode(model: Any, seed: int) -> float:
         state, _ = test.reset(seed=seed)
@@ -174,15 +181,15 @@ def rival(job: Job, out: Path, fast: bool, done: Callable[[int], None]) -> dict[
             if step % job.every == 0:
                 tests.append((step, episode(self.model, TESTS + step // job.every)))
                 part = path.with_suffix(".part-of-tests")
-                part.write_bytes(pickle.dumps(tests))
+                seconds = spent + time.perf_counter() - begun
+                part.write_bytes(pickle.dumps((tests, seconds)))
                 part.replace(path.with_suffix(".tests"))
             done(self.num_timesteps)
             return True
 
-    begun, device = time.perf_counter(), "cpu"
     if path.exists():
         model = resume(algorithm, path, env, device=device)
-        before = pickle.loads(path.with_suffix(".tests").read_bytes())
+        before, spent = pickle.loads(path.with_suffix(".tests").read_bytes())
         tests += [t for t in before if t[0] < model.num_timesteps]
     else:
         options: dict[str, Any] = {"gamma": GAMMAS.get(job.task, 0.99), "buffer_size": job.steps}
@@ -198,7 +205,7 @@ def rival(job: Job, out: Path, fast: bool, done: Callable[[int], None]) -> dict[
     final = [episode(model, TESTS + 10**6 + i) for i in range(job.episodes)]
     kept = told(
         job, {"gamma": model.gamma, "engine": "Stable-Baselines3"}, tests, final,
-        time.perf_counter() - begun,
+        spent + time.perf_counter() - begun,
         [int(np.prod(s.shape or ())) for s in (env.observation_space, env.action_space)],
     )  # fmt: skip
     (out / "agents").mkdir(exist_ok=True)

@@ -132,10 +132,16 @@ def costs(runs: Runs) -> list[report.Row]:
                 spent.setdefault(r["made"].get("device", ""), []).append(r["made"]["seconds"] / 60)
         rows += [
             {"algorithm": algo, "device": device, "runs": len(minutes),
-             "minutes each": f"{np.mean(minutes):.2g}"}
+             "minutes each": told(minutes)}
             for device, minutes in spent.items()
         ]  # fmt: skip
     return rows
+
+
+def told(minutes: list[float]) -> str:
+    """The least and the most."""
+    low, high = (f"{end:.2g}" for end in (min(minutes), max(minutes)))
+    return low if low == high else f"{low} ... {high}"
 
 
 def algorithms(runs: Runs) -> set[str]:

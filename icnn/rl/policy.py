@@ -208,14 +208,16 @@ def flat(observation: Any) -> Tensor:
 def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) -> None:
     """Boxes, with bounds for actions."""
     if not isinstance(action_space, spaces.Box):
+        discrete = isinstance(action_space, spaces.Discrete)
+        other = "DQN" if discrete else "PPO"
         raise ValueError(
             f"`env` must have actions in a bounded Box, got {action_space}: for discrete actions "
-            "take Stable-Baselines3's DQN"
+            f"take Stable-Baselines3's {other}"
         )
     if not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
         raise ValueError(
             f"`env` must have bounds on its actions, got {action_space}: wrap it in "
-            "gymnasium.wrappers.RescaleAction"
+            "gymnasium.wrappers.TransformAction, with a bounded Box as its action space"
         )
     if not (action_space.low < action_space.high).all():
         raise ValueError(f"`env` must have actions with some room each, got {action_space}")
