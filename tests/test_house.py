@@ -5,8 +5,8 @@ import json
 import re
 import subprocess
 import sys
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
