@@ -178,6 +178,14 @@ def control(
         int, typer.Option(min=0, help="Processes for environments, of each stack; 0 for none.")
     ] = 0,
     film: Annotated[bool, typer.Option("--film", help="Draw a short film of an agent.")] = False,
+    table: Annotated[
+        bool,
+        typer.Option(
+            "--table",
+            help="The whole table instead: ten tasks, six algorithms, ours first; "
+            "5 seeds of ours and the paper's, 3 of others.",
+        ),
+    ] = False,
     out: Out = Path("icnn-control"),
     fast: Fast = False,
 ) -> None:
@@ -195,7 +203,7 @@ def control(
     algos = dict.fromkeys((*algo, *(ALONE if ablation else ())))
     try:
         settings = Settings(
-            tuple(task), tuple(algos), seed, seeds, steps, engine, workers, film, out, fast
+            tuple(task), tuple(algos), seed, seeds, steps, engine, workers, film, table, out, fast
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

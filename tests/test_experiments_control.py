@@ -9,8 +9,10 @@ from stable_baselines3 import SAC
 
 from benchmarks import constraints
 from icnn.experiments import control_algorithms as algorithms
+from icnn.experiments.control import Settings
 from icnn.experiments.control_agents import model_of
 from icnn.experiments.control_runs import Job, together
+from icnn.experiments.control_tables import numbers
 from icnn.rl.learning import PAPER, Training
 
 
@@ -23,6 +25,30 @@ def test_improvements_are_all_that_the_two_algorithms_do_not_share():
     ), "no two are alike"
     told = {name[1:] for name in (n.lstrip("ICNQ") for n in algorithms.ABLATION)}
     assert told == set(algorithms.WHAT)
+
+
+def test_the_table_says_what_is_missing():
+    settings = Settings(table=True, seed=10)
+    jobs = settings.runs()
+    assert jobs[0] == ("Ant", "ICNNQ", 10)
+    assert jobs[-1] == ("Walker2d", "DDPG", 12)
+    assert len(jobs) == 10 * sum(algorithms.TABLE.values())
+    told = {
+        (algo, seed): {
+            "settings": {"task": "Hopper", "algo": algo, "seed": seed, "engine": "stack"},
+            "made": {"device": "CPU", "seconds": 60}, "sizes": [11, 3],
+            "final": [100.0 * seed, 100.0 * seed], "tests": [[0, 5.0 * seed, 1.0]],
+        }
+        for algo, seed in (("ICNNQ", 1), ("ICNNQ", 2), ("TD3", 0), ("TD3", 1), ("TD3", 2))
+    }  # fmt: skip
+    found = numbers(list(told.values()), algorithms.TABLE)
+    (row,), (best,), (lead,) = (found[name] for name in ("rows", "maxima", "lead"))
+    assert row["ICNNQ"] == "150 ± 70.71 (2 of 5)"
+    assert best["ICNNQ"] == "7.5 ± 3.536 (2 of 5)"
+    assert row["TD3"] == "100 ± 100 (3)"
+    assert row["SAC"] == "missing"
+    assert str(lead["than TD3"]).startswith("+50 [-")
+    assert [cost["minutes each"] for cost in found["cost"]] == ["1", "1"]
 
 
 @pytest.fixture(scope="module")

@@ -123,6 +123,7 @@ def test_control_writes_runs_tables_and_a_page(tmp_path: Path):
     (row,) = result["rows"]
     assert row["ICNNQ"] in told
     assert "(2)" in row["SAC"]
+    assert result["lead"][0]["than SAC"] in told
     assert row["state, action (paper)"] == "11, 3 (11, 3)"
     run = json.loads((tmp_path / "Hopper-ICNNQ-1.json").read_text())
     assert [test[0] for test in run["tests"]] == [0, 250]

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from icnn import report
-from icnn.experiments.control_algorithms import ABLATION, OURS, RIVALS, TASKS, training
+from icnn.experiments.control_algorithms import ABLATION, OURS, RIVALS, TABLE, TASKS, training
 from icnn.experiments.control_runs import Job, made_by, rival, together
 from icnn.experiments.control_tables import PUBLISHED, numbers
 from icnn.extras import require
@@ -48,6 +48,7 @@ class Settings:
     engine: str = "stack"
     workers: int = 0
     film: bool = False
+    table: bool = False
     out: Path = Path("icnn-control")
     fast: bool = False
 
@@ -64,6 +65,14 @@ class Settings:
                 f"`--film` needs one of {', '.join(OURS)}, got {', '.join(self.algos)}"
             )
 
+    def runs(self) -> list[tuple[str, str, int]]:
+        """Task, algorithm and seed of each; in the order in which they are made."""
+        if self.table:
+            return [(task, algo, self.seed + i) for algo, seeds in TABLE.items()
+                    for task in TASKS for i in range(seeds)]  # fmt: skip
+        return [(task, algo, self.seed + i) for i in range(self.seeds)
+                for algo in self.algos for task in self.tasks]  # fmt: skip
+
 
 def run(settings: Settings) -> dict[str, Any]:
     """Make the runs that are missing; then tables, curves and a page of all that are there."""
@@ -77,10 +86,7 @@ def run(settings: Settings) -> dict[str, Any]:
     if settings.fast:
         console.print("A smoke test: a few hundred steps. Its numbers mean nothing.")
         steps, episodes, every = 500, 2, 250
-    jobs = [
-        Job(task, algo, settings.seed + i, steps, every, episodes)
-        for i in range(settings.seeds) for algo in settings.algos for task in settings.tasks
-    ]  # fmt: skip
+    jobs = [Job(*one, steps, every, episodes) for one in settings.runs()]
     settings.out.mkdir(parents=True, exist_ok=True)
     missing = [job for job in jobs if read(settings.out / f"{job}.json", job, settings) is None]
     console.print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are there already.")
@@ -90,11 +96,14 @@ def run(settings: Settings) -> dict[str, Any]:
     if unfinished.exists() and not list(unfinished.iterdir()):
         unfinished.rmdir()
     runs = all_runs(settings, jobs[0])
-    told: dict[str, Any] = report.result(report.shown(settings), []) | numbers(runs)
+    told: dict[str, Any] = report.result(report.shown(settings), []) | numbers(
+        runs, TABLE if settings.table else {}
+    )
     pictures = [drawn(settings.out, runs)]
     tables = {
         "Mean return of ten test episodes at the end; mean and spread over seeds.": told["rows"],
         "The maximum over the test episodes of training, as in the paper.": told["maxima"],
+        "What ICNNQ has more at the end, and where 95 % of resamples have it.": told["lead"],
         "Median of Q at the end, least and largest of all seeds.": told["values"],
         "Improvements one by one.": told["changes"],
         "What a run has cost; of those in a stack, its share.": told["cost"],
@@ -106,7 +115,7 @@ def run(settings: Settings) -> dict[str, Any]:
             console.print(title)
             print(report.table(rows))
     paths = report.publish("control", "Control", told, parts, settings.out, reading=False)
-    for name in ("maxima", "values", "changes", "cost"):
+    for name in ("maxima", "lead", "values", "changes", "cost"):
         if told[name]:  # by itself, for documents
             report.write(name, told["settings"], told[name], settings.out)
     console.print(f"Look at [bold]{paths[-1]}[/]; the numbers are in {paths[0].name}")
@@ -137,30 +146,33 @@ def all_runs(settings: Settings, like: Job) -> list[dict[str, Any]]:
 
 
 def here(missing: list[Job], settings: Settings) -> None:
-    """All runs in this process: ours side by side, then others one by one."""
+    """All runs in this process: ours side by side, others one by one; a table, by algorithms."""
     from rich.console import Console
     from rich.progress import Progress, TimeRemainingColumn
 
-    own = [job for job in missing if job.algo not in RIVALS]
-    others = [job for job in missing if job.algo in RIVALS]
+    kinds = [[algo] for algo in TABLE] if settings.table else [[*OURS, *ABLATION], [*RIVALS]]
+    rounds = [[job for job in missing if job.algo in algos] for algos in kinds]
     columns = (
         *Progress.get_default_columns()[:-1],
         TimeRemainingColumn(elapsed_when_finished=True),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        if own:
-            task = bar.add_task(f"{len(own)} runs", total=sum(job.steps for job in own))
-            together(
-                own, settings.out, settings.fast, lambda steps: bar.update(task, completed=steps),
-                settings.workers,
-            )  # fmt: skip
-        for job in others:
-            task = bar.add_task(str(job), total=job.steps)
-            kept = rival(
-                job, settings.out, settings.fast,
-                lambda step, task=task: bar.update(task, completed=step),
-            )  # fmt: skip
-            report.store(str(job), kept, settings.out)
+        for jobs in rounds:
+            own = [job for job in jobs if job.algo not in RIVALS]
+            if own:
+                name = f"{len(own)} runs{f' of {own[0].algo}' if settings.table else ''}"
+                task = bar.add_task(name, total=sum(job.steps for job in own))
+                together(
+                    own, settings.out, settings.fast,
+                    lambda steps, task=task: bar.update(task, completed=steps), settings.workers,
+                )  # fmt: skip
+            for job in jobs[len(own) :]:
+                task = bar.add_task(str(job), total=job.steps)
+                kept = rival(
+                    job, settings.out, settings.fast,
+                    lambda step, task=task: bar.update(task, completed=step),
+                )  # fmt: skip
+                report.store(str(job), kept, settings.out)
 
 
 def spread(missing: list[Job], settings: Settings) -> None:

@@ -22,6 +22,8 @@ OURS = {
     "NAF": Training(form=Quadratics(), critics=1),
 }
 RIVALS = ("SAC", "TD3", "DDPG")
+# The whole table: those first that matter most, and how many seeds of each.
+TABLE = {"ICNNQ": 5, "ICNN": 5, "SAC": 3, "TD3": 3, "NAF": 3, "DDPG": 3}
 
 # What the paper's algorithm and ours do not share.
 IMPROVEMENTS = {

@@ -1,5 +1,6 @@
 """Tables of control runs: final returns, the best ones, values, single improvements, and costs."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,12 +39,13 @@ def values(runs: Runs, task: str, algo: str, best: bool = False) -> np.ndarray:
     return np.array([max(t[1] for t in r["tests"]) if best else np.mean(r["final"]) for r in mine])
 
 
-def cell(found: np.ndarray) -> str:
-    """Mean and spread over seeds, and how many there are."""
+def cell(found: np.ndarray, wanted: int = 0) -> str:
+    """Mean and spread over seeds, and how many there are; and of how many, if some are missing."""
     if not len(found):
-        return ""
+        return "missing" if wanted else ""
     more = f" ± {short(found.std(ddof=1))}" if len(found) > 1 else ""
-    return f"{short(found.mean())}{more} ({len(found)})"
+    of = f" of {wanted}" if len(found) < wanted else ""
+    return f"{short(found.mean())}{more} ({len(found)}{of})"
 
 
 def short(number: float) -> str:
@@ -66,33 +68,47 @@ def signed(number: float) -> str:
     return ("+" if number >= 0 else "") + short(number)
 
 
-def numbers(runs: Runs) -> dict[str, list[report.Row]]:
-    """All tables, of all runs that are there."""
+def numbers(runs: Runs, wanted: Mapping[str, int] | None = None) -> dict[str, list[report.Row]]:
+    """All tables, of all runs that are there; some say what is missing, if so many are wanted."""
+    wanted = wanted or {}
     sizes = {r["settings"]["task"]: r["sizes"] for r in runs}
     tasks = [task for task in TASKS if task in sizes]
     return {
-        "rows": returns(runs, sizes, best=False), "maxima": returns(runs, sizes, best=True),
+        "rows": returns(runs, sizes, wanted, best=False),
+        "maxima": returns(runs, sizes, wanted, best=True), "lead": lead(runs, tasks),
         "values": last_values(runs, tasks), "changes": changes(runs, tasks), "cost": costs(runs),
     }  # fmt: skip
 
 
-def returns(runs: Runs, sizes: dict[str, Any], best: bool) -> list[report.Row]:
+def returns(
+    runs: Runs, sizes: dict[str, Any], wanted: Mapping[str, int], best: bool
+) -> list[report.Row]:
     """Mean and spread over seeds, beside what is published."""
-    algos, rows = algorithms(runs), []
+    algos, rows = algorithms(runs) | set(wanted), []
     for task in (task for task in TASKS if task in sizes):
         *published, states, actions = PUBLISHED[task]
-        ours, sac = (values(runs, task, algo, best) for algo in ("ICNNQ", "SAC"))
         rows.append({
             "task": task,
             "state, action (paper)": "{}, {} ({}, {})".format(*sizes[task], states, actions),
-            **{a: cell(values(runs, task, a, best)) for a in (*OURS, *RIVALS) if a in algos},
-            **({"ICNNQ less SAC": apart(ours, sac)} if {"ICNNQ", "SAC"} <= algos else {}),
+            **{a: cell(values(runs, task, a, best), wanted.get(a, 0))
+               for a in (*OURS, *RIVALS) if a in algos},
             **{
                 f"paper: {name}": f"{value:g}"
                 for name, value in zip(("DDPG", "NAF", "ICNN"), published, strict=True)
             },
         })  # fmt: skip
     return rows
+
+
+def lead(runs: Runs, tasks: list[str]) -> list[report.Row]:
+    """What ICNNQ has more than others, in tasks where there are some."""
+    others = [a for a in (*OURS, *RIVALS) if a in algorithms(runs) - {"ICNNQ"}]
+    rows = [
+        {f"than {algo}": apart(*(values(runs, task, a) for a in ("ICNNQ", algo)))
+         for algo in others}
+        for task in tasks
+    ]  # fmt: skip
+    return [{"task": t} | row for t, row in zip(tasks, rows, strict=True) if any(row.values())]
 
 
 def last_values(runs: Runs, tasks: list[str]) -> list[report.Row]:
@@ -123,17 +139,18 @@ def changes(runs: Runs, tasks: list[str]) -> list[report.Row]:
 
 
 def costs(runs: Runs) -> list[report.Row]:
-    """Minutes, by algorithm and device."""
+    """Minutes, by algorithm, engine and device."""
     rows: list[report.Row] = []
     for algo in (*OURS, *RIVALS):
-        spent: dict[str, list[float]] = {}
+        spent: dict[tuple[str, str], list[float]] = {}
         for r in runs:
             if r["settings"]["algo"] == algo:
-                spent.setdefault(r["made"].get("device", ""), []).append(r["made"]["seconds"] / 60)
+                where = r["settings"]["engine"], r["made"]["device"]
+                spent.setdefault(where, []).append(r["made"]["seconds"] / 60)
         rows += [
-            {"algorithm": algo, "device": device, "runs": len(minutes),
+            {"algorithm": algo, "engine": engine, "device": device, "runs": len(minutes),
              "minutes each": told(minutes)}
-            for device, minutes in spent.items()
+            for (engine, device), minutes in spent.items()
         ]  # fmt: skip
     return rows
 
