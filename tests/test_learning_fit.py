@@ -447,6 +447,15 @@ def test_a_disk_that_is_full(tmp_path: Path):
     assert [row["epoch"] for row in history.rows] == [1, 2]
 
 
+@pytest.fixture
+def heeded():
+    """Interrupts are, also where tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 def test_an_interrupted_keyboard(tmp_path: Path):
     energy, loader = made()
     path, steps = tmp_path / "a.ckpt", []
