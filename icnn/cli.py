@@ -177,7 +177,9 @@ def control(
     workers: Annotated[
         int, typer.Option(min=0, help="Processes for environments, of each stack; 0 for none.")
     ] = 0,
-    film: Annotated[bool, typer.Option("--film", help="Draw a short film of an agent.")] = False,
+    film: Annotated[
+        bool, typer.Option("--film", help="Draw a short film of an agent of each task.")
+    ] = False,
     table: Annotated[
         bool,
         typer.Option(

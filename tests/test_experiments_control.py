@@ -9,6 +9,7 @@ from stable_baselines3 import SAC
 
 from benchmarks import constraints
 from icnn.experiments import control_algorithms as algorithms
+from icnn.experiments import control_films
 from icnn.experiments.control import Settings
 from icnn.experiments.control_agents import model_of
 from icnn.experiments.control_runs import Job, together
@@ -89,3 +90,29 @@ def test_limits_as_a_table(
     monkeypatch.setattr("sys.argv", ["constraints", "--runs", str(tmp_path)])
     with pytest.raises(SystemExit, match="agents of ICNNQ and SAC"):
         constraints.main()
+
+
+def test_films_are_of_the_best_agents_that_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    told = [
+        {"settings": {"task": task, "algo": algo, "seed": seed}, "final": [float(final)]}
+        for task, algo, seed, final in (
+            ("Hopper", "ICNNQ", 0, 1), ("Hopper", "ICNN", 1, 2), ("Hopper", "ICNNQ", 2, 3),
+            ("Hopper", "SAC", 0, 4), ("Swimmer", "NAF", 0, 1),
+        )
+    ]  # fmt: skip
+    (tmp_path / "agents").mkdir()
+    for name in ("Hopper-ICNNQ-0", "Hopper-ICNN-1", "Swimmer-NAF-0"):
+        (tmp_path / "agents" / f"{name}.pt").touch()
+    seen: list[str] = []
+
+    def filmed(task: str, agent: Path) -> list[np.ndarray]:
+        seen.append(agent.stem)
+        return [np.full((8, 8, 3), i, np.uint8) for i in range(3)]
+
+    monkeypatch.setattr(control_films, "filmed", filmed)
+    paths = control_films.films(("Swimmer", "Ant", "Hopper"), told, tmp_path)
+    assert seen == ["Swimmer-NAF-0", "Hopper-ICNN-1"]
+    assert [path.name for path in paths] == ["Swimmer-NAF-0.gif", "Hopper-ICNN-1.gif", "films.png"]
+    assert all(path.stat().st_size for path in paths)

@@ -19,8 +19,6 @@ Where it differs from the paper:
 """
 
 import json
-import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +30,6 @@ from icnn.experiments.control_algorithms import ABLATION, OURS, RIVALS, TABLE, T
 from icnn.experiments.control_runs import Job, made_by, rival, together
 from icnn.experiments.control_tables import PUBLISHED, numbers
 from icnn.extras import require
-
-FIXED = ("InvertedDoublePendulum", "InvertedPendulum", "Reacher")  # stay where they are
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,10 @@ def run(settings: Settings) -> dict[str, Any]:
             report.write(name, told["settings"], told[name], settings.out)
     console.print(f"Look at [bold]{paths[-1]}[/]; the numbers are in {paths[0].name}")
     if settings.film:  # last: a machine that cannot draw has its tables
-        console.print(f"Look at [bold]{filmed(settings, runs)}[/]")
+        from icnn.experiments.control_films import films
+
+        for path in films(settings.tasks, runs, settings.out):
+            console.print(f"Look at [bold]{path}[/]")
     return told
 
 
@@ -244,36 +243,4 @@ def drawn(out: Path, runs: list[dict[str, Any]]) -> Path:
     figure.supylabel("return of test episodes", fontsize=10)
     path = out / "control.png"
     figure.savefig(path, dpi=130)
-    return path
-
-
-def filmed(settings: Settings, runs: list[dict[str, Any]]) -> Path:
-    """A short film of the best agent of the first task."""
-    import gymnasium as gym
-
-    imageio: Any = require("imageio", "rl")
-    if sys.platform == "linux" and "DISPLAY" not in os.environ:
-        os.environ.setdefault("MUJOCO_GL", "egl")  # what MuJoCo takes by itself needs a screen
-    from icnn.experiments.control_agents import model_of
-
-    mine = [
-        r for r in runs
-        if r["settings"]["task"] == settings.tasks[0] and r["settings"]["algo"] not in RIVALS
-    ]  # fmt: skip
-    best = max(mine, key=lambda r: float(np.mean(r["final"])))["settings"]
-    name = f"{best['task']}-{best['algo']}-{best['seed']}"
-    # A camera that follows, where a task has one.
-    follows: dict[str, Any] = {"camera_name": "track"} if best["task"] not in FIXED else {}
-    size = {"width": 240, "height": 240}
-    env = gym.make(f"{best['task']}-v5", render_mode="rgb_array", **size, **follows)
-    model = model_of(settings.out / "agents" / f"{name}.pt", env)
-    frames, (state, _), over = [], env.reset(seed=0), False
-    while not over and len(frames) < 160:  # as far as a floor is drawn
-        action, _ = model.predict(state, deterministic=True)
-        state, _, terminated, truncated, _ = env.step(action)
-        over = terminated or truncated
-        frames.append(env.render())
-    env.close()
-    path = settings.out / f"{name}.gif"
-    imageio.mimsave(path, frames[::2], duration=50, loop=0)
     return path
