@@ -1,6 +1,7 @@
 """Algorithms of Stable-Baselines3: what users of it expect, and what is ours."""
 
 import inspect
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 import icnn
 from icnn.rl import ICNNQ, NAF, PAPER, Budget, Checkpoint, Form, Quadratics, Rules, resume
-from icnn.rl.learning import Training, td_loss
+from icnn.rl.learning import Batch, Training, td_goal, td_loss
 from icnn.rl.policy import GreedyPolicy
 
 ALGORITHMS = [ICNNQ, NAF]
@@ -127,9 +128,35 @@ def test_targets_without_calibration_are_of_the_least(tmp_path: Path):
     model = ICNNQ.load(tmp_path / "agent", Identity(), rules=Rules(calibrated=False)).learn(200)
     assert float(model.policy.agent.seen.caution) == pytest.approx(0.2), "nothing is learned"
     batch, agent = model._sample(64), model.policy.agent
-    loss, _ = td_loss(agent, batch, model.rules)
+    goal = td_goal(agent, batch, model.rules)
     agent.seen.caution.fill_(1.0)
-    torch.testing.assert_close(loss, td_loss(agent, batch, Rules())[0])
+    torch.testing.assert_close(goal, td_goal(agent, batch, Rules()))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_batch_is_learned_from_in_parts(algorithm: Any):
+    torch.manual_seed(0)
+    model = small(algorithm, minibatches=4).learn(100)
+    agent = model.policy.agent
+    alone, batch = deepcopy(agent), model._sample(model.batch_size)
+    model._sample = lambda size: batch
+    goal, rate = td_goal(alone, batch, model.rules), model.policy.optimizer.param_groups[0]["lr"]
+    optimizer = alone.optimizer(rate, model.policy.options["weight_decay"])
+    optimizer.load_state_dict(deepcopy(model.policy.optimizer.state_dict()))
+    for k in range(4):
+        rows = slice(k * model.batch_size // 4, (k + 1) * model.batch_size // 4)
+        part = Batch(*(tensor[:, rows] for tensor in batch))
+        optimizer.zero_grad()
+        td_loss(alone, part, goal[:, rows], model.rules)[0].sum().backward()
+        optimizer.step()
+        alone.follow(model.tau)
+    updates = model._n_updates
+    model.train(1, model.batch_size)
+    assert model._n_updates == updates + 4
+    for mine, other in zip(agent.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+    with pytest.raises(ValueError, match="`batch_size` must be a multiple of 5 minibatches"):
+        small(algorithm, minibatches=5)
 
 
 def test_the_same_seed_gives_the_same_agent():

@@ -14,7 +14,16 @@ import icnn
 from icnn.rl import Budget, Form, Quadratics, Rules
 from icnn.rl.agent import Agent, Seen
 from icnn.rl.critics import PAPER_FORM
-from icnn.rl.learning import Batch, Training, adam_step, binary_entropy, greedy, td_loss
+from icnn.rl.learning import (
+    Batch,
+    Training,
+    adam_step,
+    binary_entropy,
+    greedy,
+    parts,
+    td_goal,
+    td_loss,
+)
 
 FORMS = [
     Form((16, 12), (8, 8)),
@@ -178,7 +187,7 @@ def test_the_loss_is_that_of_the_formula(entropy: float, bounded: bool, caution:
     batch, seen = batch._replace(rewards=10 * batch.rewards), agent.seen
     rules = Rules(entropy=entropy, bounded=bounded)
     agent.gamma.fill_(0.1)
-    loss, value = td_loss(agent, batch, rules)
+    loss, value = td_loss(agent, batch, td_goal(agent, batch, rules), rules)
     slow, fast = agent.targets.energies(), agent.critics.energies()
     for i in range(AGENTS):
         scale = float(seen.scale[i])
@@ -225,7 +234,7 @@ def test_networks_apart_have_shares_of_the_states(form: Any):
     torch.testing.assert_close(apart.both(own)[0], expected)
     torch.testing.assert_close(apart.slope(own), apart.both(own)[1])
     with pytest.raises(ValueError, match="`batch_size` must be a multiple of 2 critics, got 7"):
-        td_loss(agent_of(), Batch(*(part[:, :7] for part in batch_of())), Rules())
+        td_goal(agent_of(), Batch(*(part[:, :7] for part in batch_of())), Rules())
 
 
 def test_long_states_are_as_long_as_others():
@@ -238,10 +247,21 @@ def test_long_states_are_as_long_as_others():
         assert float(squares) == pytest.approx(min(dim, 16), rel=1e-3)
 
 
+def test_parts_of_a_batch_are_all_of_it():
+    batch = batch_of()
+    goal = torch.arange(float(batch.rewards.numel())).view_as(batch.rewards)
+    found = list(parts(batch, goal, 2))
+    assert [len(own[0]) for _, own in found] == [BATCH // 2] * 2
+    for whole, *halves in zip((*batch, goal), *((*part, own) for part, own in found), strict=True):
+        assert torch.equal(torch.cat(halves, dim=1), whole)
+    with pytest.raises(ValueError, match="must be a multiple of 3 minibatches, got 256"):
+        Training(minibatches=3)
+
+
 def test_agents_in_a_stack_are_on_their_own():
     torch.manual_seed(0)
     agent, batch = agent_of(), batch_of()
-    loss, _ = td_loss(agent, batch, Rules())
+    loss, _ = td_loss(agent, batch, td_goal(agent, batch, Rules()), Rules())
     loss.sum().backward()
     alone = agent_of(1)
     for i in range(AGENTS):
@@ -251,7 +271,8 @@ def test_agents_in_a_stack_are_on_their_own():
         }
         alone.load_state_dict(mine)
         alone.zero_grad()
-        own, _ = td_loss(alone, Batch(*(t[i : i + 1] for t in batch)), Rules())
+        mine = Batch(*(t[i : i + 1] for t in batch))
+        own, _ = td_loss(alone, mine, td_goal(alone, mine, Rules()), Rules())
         own.sum().backward()
         torch.testing.assert_close(own[0], loss[i])
         for name, p in alone.critics.named_parameters():
@@ -264,7 +285,8 @@ def test_the_target_has_no_gradient_and_follows():
     torch.manual_seed(0)
     agent = agent_of()
     before = [p.clone() for p in agent.targets.parameters()]
-    td_loss(agent, batch_of(), Rules())[0].sum().backward()
+    batch = batch_of()
+    td_loss(agent, batch, td_goal(agent, batch, Rules()), Rules())[0].sum().backward()
     assert all(p.grad is None for p in agent.targets.parameters())
     for p in agent.critics.parameters():
         p.data.sub_(1.0)

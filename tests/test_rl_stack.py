@@ -242,7 +242,9 @@ def test_other_algorithms_in_stacks():
 
 
 def test_what_is_compiled_does_the_same(monkeypatch: pytest.MonkeyPatch):
-    training = replace(TRAINING, batch_size=64, form=Form((256,), (256,)), learning_starts=60)
+    training = replace(
+        TRAINING, batch_size=64, form=Form((256,), (256,)), learning_starts=60, minibatches=2
+    )
     plain = stack_of([0], 70, training)
     run([plain])
     monkeypatch.setattr(module, "LONG", 70)

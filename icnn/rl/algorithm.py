@@ -14,7 +14,7 @@ from torch import Tensor
 
 from icnn.checks import check_count, check_instance, check_number
 from icnn.energies.energy import Energy
-from icnn.rl.learning import Batch, Rules, check_batch_size, is_far, td_loss, worth
+from icnn.rl.learning import Batch, Rules, check_batch_size, is_far, parts, td_goal, td_loss, worth
 from icnn.rl.policy import (
     GreedyPolicy,
     InUnits,
@@ -38,6 +38,8 @@ class ICNNQ(OffPolicyAlgorithm):
         env: An environment, or its name. Actions must lie in a bounded box.
         learning_rate: Of AdamW; a number or a schedule.
         n_steps: Of some targets, see `icnn.rl.Rules`; 3, or 1 with a replay buffer of your own.
+        minibatches: A batch is learned from in as many parts, an update each; targets of all of it
+            are found at once, which is what makes this cheaper than more `gradient_steps`.
         noise: The standard deviation of what is added to actions in training; the box is 2 wide.
         rules: How to learn and to look for actions, see `icnn.rl.Rules`.
         policy_kwargs: `form` of critics, see `icnn.rl.Form`; how many `critics`; whether states are
@@ -72,6 +74,7 @@ class ICNNQ(OffPolicyAlgorithm):
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
         n_steps: int | None = None,
+        minibatches: int = 1,
         noise: float = 0.2,
         rules: Rules | None = None,
         stats_window_size: int = 100,
@@ -87,6 +90,7 @@ class ICNNQ(OffPolicyAlgorithm):
             check_spaces(env.observation_space, env.action_space)
         self.rules = Rules() if rules is None else check_instance("rules", rules, Rules)
         self.noise = check_number("noise", noise, minimum=0)
+        self.minibatches = check_count("minibatches", minibatches)
         self.domain: Domain | None = None
         self._last: Tensor | None = None  # what is known of the last step
         self.own_buffer = replay_buffer_class is None
@@ -118,7 +122,7 @@ class ICNNQ(OffPolicyAlgorithm):
                 if name not in ("n_steps", "gamma")
             }  # fmt: skip
         super()._setup_model()
-        check_batch_size(self.batch_size, self.policy.options["critics"])
+        check_batch_size(self.batch_size, self.policy.options["critics"], self.minibatches)
         if self.rules.bounded and self.gamma >= 1:
             raise ValueError(
                 f"`gamma` must be below 1 for targets that are bounded, got {self.gamma}: pass "
@@ -163,14 +167,17 @@ class ICNNQ(OffPolicyAlgorithm):
         self._update_learning_rate(policy.optimizer)
         losses, values = [], []
         for _ in range(gradient_steps):
-            loss, value = td_loss(agent, self._sample(batch_size), self.rules)
-            policy.optimizer.zero_grad()
-            loss.sum().backward()
-            policy.optimizer.step()
-            agent.follow(self.tau)
-            losses.append(loss.detach())
-            values.append(value)
-        self._n_updates += gradient_steps
+            batch = self._sample(batch_size)
+            goal = td_goal(agent, batch, self.rules)
+            for part, own in parts(batch, goal, self.minibatches):
+                loss, value = td_loss(agent, part, own, self.rules)
+                policy.optimizer.zero_grad()
+                loss.sum().backward()
+                policy.optimizer.step()
+                agent.follow(self.tau)
+                losses.append(loss.detach())
+                values.append(value)
+        self._n_updates += len(losses)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/loss", float(torch.stack(losses).mean()))
         if self._judges:

@@ -5,7 +5,7 @@ adds, a certificate for each example, costs more here than the steps themselves.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -145,35 +145,47 @@ def worth(f: Any, actions: Tensor, rules: Rules, real: Tensor) -> Tensor:
     return q + rules.entropy * binary_entropy(actions, real)[:, None] if rules.entropy else q
 
 
-def td_loss(
+@torch.no_grad()
+def td_goal(
     agent: Agent, batch: Batch, rules: Rules, step: Callable[..., Any] | None = None
-) -> tuple[Tensor, Tensor]:
-    """Mean squares of `Q - r - gamma^n max Q`, and the mean of `Q`, of each agent: `(agents,)`.
+) -> Tensor:
+    """What `Q` should be, `r + gamma^n max Q`, by the slow copies: `(agents, B)`.
 
     Values are in units of `seen.scale`.
     """
     seen, soft = agent.seen, rules.entropy
-    with torch.no_grad():
-        f = agent.at(batch.next_states, target=True)
-        # Each critic chooses for its share of the states: it values its own choice too highly, and
-        # the others that choice too little. The least of all is too low, the mean may be too high.
-        check_batch_size(batch.actions.shape[1], f.shape[1])
-        start = torch.zeros_like(batch.actions).view(math.prod(f.shape), -1, batch.actions.shape[2])
-        best = greedy(f.apart(), start, rules.target_steps, rules, step=step)
-        best = best.reshape(batch.actions.shape)
-        q = worth(f, best, rules, agent.real)
-        value = q.amin(dim=1)
-        if rules.judges(q.shape[1]):
-            value = torch.lerp(q.mean(dim=1), value, seen.caution)
-        goal = torch.addcmul(batch.rewards / seen.scale, batch.discounts, value)
-        if rules.bounded:
-            # Entropies, of log 2 for each coordinate at most, are rewards as well.
-            most = seen.most / seen.scale + soft * math.log(2) * agent.real.sum(dim=2)
-            low, top = (r / (1 - agent.gamma) for r in (seen.least / seen.scale, most))
-            goal = torch.minimum(torch.maximum(goal, low), top)
+    f = agent.at(batch.next_states, target=True)
+    # Each critic chooses for its share of the states: it values its own choice too highly, and
+    # the others that choice too little. The least of all is too low, the mean may be too high.
+    check_batch_size(batch.actions.shape[1], f.shape[1])
+    start = torch.zeros_like(batch.actions).view(math.prod(f.shape), -1, batch.actions.shape[2])
+    best = greedy(f.apart(), start, rules.target_steps, rules, step=step)
+    best = best.reshape(batch.actions.shape)
+    q = worth(f, best, rules, agent.real)
+    value = q.amin(dim=1)
+    if rules.judges(q.shape[1]):
+        value = torch.lerp(q.mean(dim=1), value, seen.caution)
+    goal = torch.addcmul(batch.rewards / seen.scale, batch.discounts, value)
+    if rules.bounded:
+        # Entropies, of log 2 for each coordinate at most, are rewards as well.
+        most = seen.most / seen.scale + soft * math.log(2) * agent.real.sum(dim=2)
+        low, top = (r / (1 - agent.gamma) for r in (seen.least / seen.scale, most))
+        goal = torch.minimum(torch.maximum(goal, low), top)
+    return goal
+
+
+def td_loss(agent: Agent, batch: Batch, goal: Tensor, rules: Rules) -> tuple[Tensor, Tensor]:
+    """Mean squares of `Q - goal`, and the mean of `Q`, of each agent: `(agents,)`."""
     found = worth(agent.at(batch.states), batch.actions, rules, agent.real)
     loss = (found - goal[:, None]).square().mean(dim=2).sum(dim=1)
-    return loss, found.detach().mean(dim=(1, 2)) * seen.scale[:, 0]
+    return loss, found.detach().mean(dim=(1, 2)) * agent.seen.scale[:, 0]
+
+
+def parts(batch: Batch, goal: Tensor, count: int) -> Iterator[tuple[Batch, Tensor]]:
+    """As many parts of a batch, and of its goals."""
+    pieces = (tensor.chunk(count, dim=1) for tensor in (*batch, goal))
+    for *part, own in zip(*pieces, strict=True):
+        yield Batch(*part), own
 
 
 def is_far(size: int, share: float) -> Tensor:
@@ -182,10 +194,11 @@ def is_far(size: int, share: float) -> Tensor:
     return done.diff() > 0
 
 
-def check_batch_size(size: int, critics: int) -> None:
-    """Each critic has a share of the batch."""
-    if size % critics:
-        raise ValueError(f"`batch_size` must be a multiple of {critics} critics, got {size}")
+def check_batch_size(size: int, critics: int, minibatches: int = 1) -> None:
+    """Each critic has a share of the batch, and so has each update."""
+    for count, of in ((critics, "critics"), (minibatches, "minibatches")):
+        if size % count:
+            raise ValueError(f"`batch_size` must be a multiple of {count} {of}, got {size}")
 
 
 @dataclass(frozen=True)
@@ -203,12 +216,13 @@ class Training:
     tau: float = 0.02
     batch_size: int = 256
     learning_starts: int = 5000
+    minibatches: int = 1
     gradient_steps: int = 1
     n_steps: int = 3
     noise: float = 0.2
 
     def __post_init__(self):
-        check_batch_size(self.batch_size, self.critics)
+        check_batch_size(self.batch_size, self.critics, self.minibatches)
         if self.learning_starts < self.n_steps:
             raise ValueError(
                 f"`learning_starts` must be at least `n_steps`, {self.n_steps}, got "

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from icnn.rl.agent import Agent, shortened
-from icnn.rl.learning import Training, adam_step, greedy, is_far, td_loss, worth
+from icnn.rl.learning import Training, adam_step, greedy, is_far, parts, td_goal, td_loss, worth
 from icnn.rl.lockstep import Lockstep, doubled
 from icnn.rl.parts import all_fitted
 
@@ -60,11 +60,12 @@ class Stack(Lockstep):
         cuda = self.device.type == "cuda"
         long = self.total >= LONG and compiles(self.device)
         self.search = compiled(adam_step) if cuda else None
-        self.loss = compiled(td_loss) if long else partial(td_loss, step=self.search)
-        parts = super()._programs()
+        self.goal = compiled(td_goal) if long else partial(td_goal, step=self.search)
+        self.loss = compiled(td_loss) if long else td_loss
+        found = super()._programs()
         if long and not cuda:
-            parts[:2] = map(compiled, parts[:2])
-        return parts
+            found[:2] = map(compiled, found[:2])
+        return found
 
     @torch.no_grad()
     def _act(self) -> None:
@@ -104,12 +105,14 @@ class Stack(Lockstep):
     def _learn(self) -> None:
         t = self.training
         batch = self.memory.sample(self.picks, t.n_steps, self.agent.gamma, self.far)
-        loss, value = self.loss(self.agent, batch, t.rules)
-        self.optimizers[0].zero_grad()
-        loss.sum().backward()
-        self.optimizers[0].step()
-        self.agent.follow(t.tau)
-        self.value.copy_(value)
+        goal = self.goal(self.agent, batch, t.rules)
+        for part, own in parts(batch, goal, t.minibatches):
+            loss, value = self.loss(self.agent, part, own, t.rules)
+            self.optimizers[0].zero_grad()
+            loss.sum().backward()
+            self.optimizers[0].step()
+            self.agent.follow(t.tau)
+            self.value.copy_(value)
 
     def _tensors(self) -> dict[str, Tensor]:
         return super()._tensors() | {"last": self.last}
